@@ -1,0 +1,316 @@
+"""Causal grouped-query prefill over a paged KV pool, split rows.
+
+Work: one CTA computes 64 query rows of one query head. The grid is (query heads of a group, query tiles, KV heads): the
+heads of a group read the same keys and sit side by side, so K and V come from L2 after the first of them.
+
+Query tiles: request r owns the tile slots from `q_indptr[r] // 64 + r` on. The first slots of successive requests differ by at
+least the tiles the earlier one has, so the slots are disjoint, a binary search over q_indptr finds the owner, and a tile's
+rows start where its request does: a request's bits never depend on the batch around it. A slot nobody owns does nothing.
+
+Warp roles, 384 threads:
+- warpgroups 0 and 1 (240 registers) each compute all of S = Q K^T for the tile, so that they need nothing of one another,
+  and one half of the output columns, O[:, half] += P V[:, half], P staying in registers.
+- one warp of warpgroup 2 (24 registers) loads: Q once, then K and the two halves of V for every key tile.
+
+Shared memory: Q 64 KB, K 64 KB, V two halves of 32 KB, one stage each: 192 KB.
+
+Barriers: q_full, k_full, v_full[half] are filled by the copies. k_empty counts both consumers; v_empty[half] its owner.
+The parity of tile i is i & 1 for a full barrier and (i & 1) ^ 1 for an empty one, which makes the first wait pass.
+
+Keys: one key tile is one page. The pool is seen as [pool_tiles, 64, KV heads, head_dim]. A last page holding `last` < 64
+tokens is copied as the box that starts 64 - last rows before the page, so the copy engine clips, and zeroes, the rows in
+front: key k of that page lands in row k + 64 - last, and what lies past the length (NaN, perhaps) is never read. A page id
+outside the pool is copied from past the pool's end, which reads as zero, masked whole, and reported in the status word.
+
+Numbers: scores and sums in fp32, base-2 exponentials of S * sm_scale * log2(e). A row that has seen no key keeps a maximum of
+-inf; the subtrahend is then 0 instead, so no inf - inf arises. lse is natural.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tilelang.language as T
+
+from codegen.status import BAD_INDEX, BAD_PAGE_ID
+
+PASS_CONFIGS: Mapping[str, bool] = {
+    "tl.enable_fast_math": True,
+    "tl.disable_warp_specialized": True,  # the roles below are explicit
+    "tl.disable_thread_storage_sync": True,  # and so are their barriers
+    "tl.disable_safe_memory_legalize": True,  # every index into a caller's array is clamped below
+}
+
+BF16 = "bfloat16"
+FP32 = "float32"
+INT32 = "int32"
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+ROWS = 64  # query rows a tile
+WARPGROUP = 128  # threads
+
+
+def build(name: str, head_dim: int, page_size: int, group: int, page_format: str) -> Any:
+    """The prim_func of one instance.
+
+    Parameters and dynamic extents are those of `tilepress_prefill_args` (abi.py) and the launch values of csrc/prefill.h.
+    """
+    if page_format != "split":
+        raise ValueError(f"{name}: prefill has no format {page_format!r}; allowed: split")
+    half = head_dim // 2
+    q_rows, batch, num_kv_heads = T.dynamic("q_rows"), T.dynamic("batch"), T.dynamic("num_kv_heads")
+    pool_tiles, num_page_ids = T.dynamic("pool_tiles"), T.dynamic("num_page_ids")
+    indptr_len, lse_rows, status_words = T.dynamic("indptr_len"), T.dynamic("lse_rows"), T.dynamic("status_words")
+    heads = num_kv_heads * group
+    minus_inf = -T.infinity(FP32)
+
+    @T.macro
+    def attend(
+        side,
+        v,
+        v_full,
+        v_empty,
+        q_s,
+        k_s,
+        q_full,
+        k_full,
+        k_empty,
+        page_ids,
+        first_page,
+        tiles,
+        last_tile,
+        last_shift,
+        position,
+        num_pages,
+        scale,
+        row,
+        rows,
+        head,
+        out,
+        lse,
+        want_lse,
+        tx,
+    ):
+        """One consumer warpgroup: the whole softmax of the tile, and output columns [side * half, (side + 1) * half)."""
+        s = T.alloc_fragment([ROWS, page_size], FP32)
+        p = T.alloc_fragment([ROWS, page_size], BF16)
+        o = T.alloc_fragment([ROWS, half], FP32)
+        m = T.alloc_fragment([ROWS], FP32)  # row maximum of the raw scores
+        m_new = T.alloc_fragment([ROWS], FP32)
+        alpha = T.alloc_fragment([ROWS], FP32)
+        total = T.alloc_fragment([ROWS], FP32)
+        partial = T.alloc_fragment([ROWS], FP32)
+        page = T.alloc_var(INT32)
+        shift = T.alloc_var(INT32)
+        limit = T.alloc_var(INT32)
+        T.fill(o, 0)
+        T.fill(total, 0)
+        T.fill(m, minus_inf)
+        if tiles > 0:
+            T.barrier_wait(q_full, 0)
+        for i in T.serial(tiles):
+            # Row a of the tile sees the keys in columns [shift, limit + a].
+            page = page_ids[first_page + i]
+            shift = T.if_then_else(i == last_tile, last_shift, 0)
+            limit = position - i * page_size + shift
+            if page < 0 or page >= num_pages:
+                limit = -ROWS
+            T.barrier_wait(k_full, i & 1)
+            T.wgmma_gemm(q_s, k_s, s, transpose_B=True, clear_accum=True)
+            T.wait_wgmma(0)
+            if tx % WARPGROUP == 0:
+                T.barrier_arrive(k_empty)
+            if limit < page_size - 1 or shift > 0:
+                for a, b in T.Parallel(ROWS, page_size):
+                    s[a, b] = T.if_then_else(T.And(b >= shift, b <= limit + a), s[a, b], minus_inf)
+            T.reduce_max(s, m_new, dim=1, clear=True)
+            for a in T.Parallel(ROWS):
+                m_new[a] = T.max(m[a], m_new[a])
+            for a in T.Parallel(ROWS):
+                alpha[a] = T.if_then_else(m_new[a] == minus_inf, 1.0, T.exp2((m[a] - m_new[a]) * scale))
+            for a in T.Parallel(ROWS):
+                m[a] = m_new[a]
+            for a in T.Parallel(ROWS):
+                m_new[a] = T.if_then_else(m_new[a] == minus_inf, 0.0, m_new[a] * scale)
+            for a, b in T.Parallel(ROWS, page_size):
+                s[a, b] = T.exp2(s[a, b] * scale - m_new[a])
+            T.reduce_sum(s, partial, dim=1)
+            for a in T.Parallel(ROWS):
+                total[a] = total[a] * alpha[a] + partial[a]
+            T.copy(s, p)
+            for a, b in T.Parallel(ROWS, half):
+                o[a, b] *= alpha[a]
+            T.barrier_wait(v_full, i & 1)
+            T.wgmma_gemm(p, v, o)
+            T.wait_wgmma(0)
+            if tx % WARPGROUP == 0:
+                T.barrier_arrive(v_empty)
+        for a in T.Parallel(ROWS):
+            partial[a] = T.if_then_else(total[a] == 0, 0.0, 1.0 / total[a])  # a NaN in Q stays a NaN
+        for a, b in T.Parallel(ROWS, half):
+            o[a, b] *= partial[a]
+        # Through shared memory, whose V is no longer read, so that global stores are whole 16-byte rows. The named
+        # barriers are the warpgroup's own.
+        T.sync_threads(1 + side, WARPGROUP)
+        T.copy(o, v)
+        T.sync_threads(1 + side, WARPGROUP)
+        for a, b in T.Parallel(ROWS, half):
+            if a < rows:
+                out[row + a, head, side * half + b] = v[a, b]
+        if side == 0:
+            if want_lse != 0:
+                for a in T.Parallel(ROWS):
+                    if a < rows:
+                        lse[row + a, head] = T.if_then_else(
+                            total[a] == 0, minus_inf, (m[a] * scale + T.log2(total[a])) * LN2
+                        )
+
+    @T.prim_func
+    def kernel(
+        q: T.Tensor([q_rows, heads, head_dim], BF16),
+        pool: T.Tensor([pool_tiles, page_size, num_kv_heads, head_dim], BF16),
+        page_ids: T.Tensor([num_page_ids], INT32),
+        page_indptr: T.Tensor([indptr_len], INT32),
+        last_page_len: T.Tensor([batch], INT32),
+        q_indptr: T.Tensor([indptr_len], INT32),
+        out: T.Tensor([q_rows, heads, head_dim], BF16),
+        lse: T.Tensor([lse_rows, heads], FP32),
+        status: T.Tensor([status_words], INT32),
+        sm_scale: T.float32,
+        num_pages: T.int32,
+        page_tiles: T.int32,
+        layer_tile: T.int32,
+        q_tiles: T.int32,
+        want_lse: T.int32,
+        want_status: T.int32,
+    ):
+        with T.Kernel(group, q_tiles, num_kv_heads, threads=3 * WARPGROUP) as (group_head, tile_y, kv_head):
+            q_s = T.alloc_shared([ROWS, head_dim], BF16)
+            k_s = T.alloc_shared([page_size, head_dim], BF16)
+            v_left = T.alloc_shared([page_size, half], BF16)
+            v_right = T.alloc_shared([page_size, half], BF16)
+            q_full = T.alloc_barrier(1)
+            k_full = T.alloc_barrier(1)
+            left_full = T.alloc_barrier(1)
+            right_full = T.alloc_barrier(1)
+            k_empty = T.alloc_barrier(2)
+            left_empty = T.alloc_barrier(1)
+            right_empty = T.alloc_barrier(1)
+            tx = T.get_thread_binding()
+            scale = sm_scale * LOG2E
+            head = kv_head * group + group_head
+
+            # The last slots first: they are the longest of a prompt.
+            slot = q_tiles - 1 - tile_y
+            request = T.alloc_var(INT32)
+            above = T.alloc_var(INT32)
+            middle = T.alloc_var(INT32)
+            request = 0
+            above = batch
+            while above - request > 1:
+                middle = (request + above) // 2
+                if q_indptr[middle] // ROWS + middle <= slot:
+                    request = middle
+                else:
+                    above = middle
+
+            # Index arrays are the caller's: whatever they hold is clamped into range, and reported.
+            q_from = T.alloc_var(INT32)
+            q_to = T.alloc_var(INT32)
+            page_from = T.alloc_var(INT32)
+            page_to = T.alloc_var(INT32)
+            last = T.alloc_var(INT32)
+            bad = T.alloc_var(INT32)
+            q_from = T.max(T.min(q_indptr[request], q_rows), 0)
+            q_to = T.max(T.min(q_indptr[request + 1], q_rows), q_from)
+            page_from = T.max(T.min(page_indptr[request], num_page_ids), 0)
+            page_to = T.max(T.min(page_indptr[request + 1], num_page_ids), page_from)
+            last = T.max(T.min(last_page_len[request], page_size), 1)
+            bad = T.if_then_else(
+                T.Or(
+                    T.Or(q_from != q_indptr[request], q_to != q_indptr[request + 1]),
+                    T.Or(page_from != page_indptr[request], page_to != page_indptr[request + 1]),
+                ),
+                1,
+                0,
+            )
+            if page_to > page_from and last != last_page_len[request]:
+                bad = 1
+
+            row = T.alloc_var(INT32)
+            rows = T.alloc_var(INT32)
+            position = T.alloc_var(INT32)  # of the tile's first row in its request's context; negative: it sees no key
+            tiles = T.alloc_var(INT32)
+            pages = T.alloc_var(INT32)
+            row = q_from + (slot - request - q_from // ROWS) * ROWS
+            rows = T.if_then_else(row < q_from, 0, T.max(T.min(q_to - row, ROWS), 0))
+            pages = page_to - page_from
+            position = T.if_then_else(pages > 0, (pages - 1) * page_size + last, 0) - (q_to - row)
+            tiles = T.if_then_else(rows > 0, T.max(T.min((position + rows - 1) // page_size + 1, pages), 0), 0)
+            if tx >= 2 * WARPGROUP:
+                T.set_max_nreg(24, 0)
+                if tx < 2 * WARPGROUP + 32:
+                    if want_status != 0 and bad != 0 and tx == 2 * WARPGROUP:
+                        T.atomic_or(status[0], BAD_INDEX)
+                    if tiles > 0:
+                        T.tma_copy(q[row : row + ROWS, head, :], q_s, barrier=q_full, leader_scope_threads=32)
+                        if tx == 2 * WARPGROUP:
+                            T.barrier_arrive(q_full)
+                    page = T.alloc_var(INT32)
+                    tile = T.alloc_var(INT32)
+                    start = T.alloc_var(INT32)
+                    for i in T.serial(tiles):
+                        page = page_ids[page_from + i]
+                        tile = page * page_tiles + layer_tile
+                        if page < 0 or page >= num_pages:
+                            tile = pool_tiles
+                            if want_status != 0 and tx == 2 * WARPGROUP:
+                                T.atomic_or(status[0], BAD_PAGE_ID)
+                        start = T.if_then_else(i == pages - 1, last - page_size, 0)
+                        T.barrier_wait(k_empty, (i & 1) ^ 1)
+                        T.tma_copy(
+                            pool[tile, start : start + page_size, kv_head, :],
+                            k_s,
+                            barrier=k_full,
+                            leader_scope_threads=32,
+                        )
+                        if tx == 2 * WARPGROUP:
+                            T.barrier_arrive(k_full)
+                        # A page holds the layer's K rows, then its V rows: V is the next tile of 64 rows.
+                        T.barrier_wait(left_empty, (i & 1) ^ 1)
+                        T.tma_copy(
+                            pool[tile + 1, start : start + page_size, kv_head, 0:half],
+                            v_left,
+                            barrier=left_full,
+                            leader_scope_threads=32,
+                        )
+                        if tx == 2 * WARPGROUP:
+                            T.barrier_arrive(left_full)
+                        T.barrier_wait(right_empty, (i & 1) ^ 1)
+                        T.tma_copy(
+                            pool[tile + 1, start : start + page_size, kv_head, half:head_dim],
+                            v_right,
+                            barrier=right_full,
+                            leader_scope_threads=32,
+                        )
+                        if tx == 2 * WARPGROUP:
+                            T.barrier_arrive(right_full)
+            elif tx < WARPGROUP:
+                T.set_max_nreg(240, 1)
+                if rows > 0:
+                    attend(
+                        0, v_left, left_full, left_empty,
+                        q_s, k_s, q_full, k_full, k_empty,
+                        page_ids, page_from, tiles, pages - 1, page_size - last, position, num_pages,
+                        scale, row, rows, head, out, lse, want_lse, tx,
+                    )  # fmt: skip
+            else:
+                T.set_max_nreg(240, 1)
+                if rows > 0:
+                    attend(
+                        1, v_right, right_full, right_empty,
+                        q_s, k_s, q_full, k_full, k_empty,
+                        page_ids, page_from, tiles, pages - 1, page_size - last, position, num_pages,
+                        scale, row, rows, head, out, lse, want_lse, tx,
+                    )  # fmt: skip
+
+    return kernel.with_attr("global_symbol", name)
