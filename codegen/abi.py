@@ -18,6 +18,11 @@ from codegen.status import DOCS as STATUS_DOCS
 from codegen.table import Family, Table
 
 
+def digest(text: str) -> str:
+    """SHA-256 of a text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 class CType(Enum):
     """A type that may stand in the ABI: its C, Rust and Python spelling and its size in bytes."""
 
@@ -61,8 +66,9 @@ class Field:
     """A field of an argument struct.
 
     shape: of a pointer's array, with its element type. optional: a null pointer means absent. minimum, maximum: of a number,
-    inclusive. multiple: what a number must be a multiple of. align: of a pointer, in bytes. A number outside its limits and a
-    null or misaligned pointer are refused by name.
+    inclusive. multiple: what a number must be a multiple of. align: of a pointer, in bytes. count: the field that counts the
+    array's elements; at zero the pointer may be null. A number outside its limits and a null or misaligned pointer are refused
+    by name.
     """
 
     name: str
@@ -75,6 +81,7 @@ class Field:
     maximum: int | None = None
     multiple: int = 1
     align: int = 1
+    count: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,7 @@ class Entry:
     @property
     def signature_hash(self) -> str:
         """Changes when a caller must be compiled again: SHA-256 over the prototype and the struct's fields."""
-        return hashlib.sha256(f"{self.prototype}; {self.operation.struct.signature}".encode()).hexdigest()
+        return digest(f"{self.prototype}; {self.operation.struct.signature}")
 
 
 @dataclass(frozen=True)
@@ -218,6 +225,7 @@ PREFILL = OperationAbi(
                 "int32 [num_page_ids]",
                 Memory.DEVICE,
                 align=4,
+                count="num_page_ids",
             ),
             Field(
                 "page_indptr",

@@ -1,7 +1,8 @@
 """The programs a build needs, where they are, and which versions they have.
 
-Nothing here installs anything. Each finder returns a frozen record or raises ToolchainError, whose last sentence says the
-next step. Run as a module (`python -m codegen.toolchain`) it tells build_tools/run whether the host has a CUDA toolkit.
+Nothing here installs anything. Each finder returns a frozen record or raises ToolchainError, whose last sentence says
+the next step. Run as a module (`python -m codegen.toolchain`) it tells build_tools/run whether the host has a CUDA
+toolkit; so it must import with nothing but the standard library installed.
 
 Environment read: TILEPRESS_CUDA (auto, host or pypi), CUDACXX, CUDA_HOME, CUDA_PATH, CXX, PATH, and
 PEGAINFER_GEMMA4_TILELANG_PYTHON (the Python that has TileLang and torch, when this one lacks them).
@@ -22,10 +23,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from codegen.errors import ToolchainError
+
 CUDA_MAJOR = 13
 CMAKE_MINIMUM = (3, 24)
 PYTHON_MINIMUM = (3, 10)
-TILELANG_VERSION = "0.1.15"
 CUDA_WHEELS = (
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
@@ -40,10 +42,6 @@ SYSTEM_PREFIX = Path("/usr/local")
 
 _PROBE_SECONDS = 60
 _NO_HOST_TOOLKIT = 3
-
-
-class ToolchainError(Exception):
-    """A program is missing or unusable; the last sentence of the message says the next step."""
 
 
 @dataclass(frozen=True)
@@ -271,8 +269,8 @@ def _wheel_root() -> Path | None:
 def shadow_root(wheels: Path, cache_dir: Path) -> Path:
     """A CUDA root of links to an nvidia/cu13 tree, with the lib64 and libcudart.so that the wheels leave out.
 
-    Its name is a digest of where the tree is, the wheels' versions and what is linked, so an existing root is right as it
-    is and another wheel makes another root. Raises ToolchainError if cache_dir cannot be written.
+    Its name is a digest of where the tree is, the wheels' versions and what is linked, so an existing root is right as
+    it is and another wheel makes another root. Raises ToolchainError if cache_dir cannot be written.
     """
     name = f"cuda-{_wheels_digest(wheels)}"
     final = cache_dir.absolute() / name
@@ -306,7 +304,7 @@ def _wheels_digest(wheels: Path) -> str:
 
 
 def _link_toolkit(wheels: Path, root: Path) -> None:
-    """Fill an empty root. bin and lib64 are real folders: nvcc takes `bin/..` for its root, and lib64 gets a new name."""
+    """Fill an empty root. bin and lib64 are real folders: nvcc takes bin/.. for its root, and lib64 gets a new name."""
     for entry in wheels.iterdir():
         if entry.name not in ("bin", "lib", "lib64"):
             (root / entry.name).symlink_to(entry)
@@ -323,7 +321,7 @@ def _no_cuda_message(looked: list[_Rejected]) -> str:
     lines = "\n".join(f"  {rejected.where}: {rejected.reason}" for rejected in looked)
     return (
         f"no usable CUDA {CUDA_MAJOR} toolkit. Looked at:\n{lines}\n"
-        f"Run `pip install {' '.join(CUDA_WHEELS)}` in this Python's environment, or build with `./build_tools/run build`."
+        f"Run `pip install {' '.join(CUDA_WHEELS)}` for this Python, or build with `./build_tools/run build`."
     )
 
 
@@ -356,7 +354,7 @@ def _find_packaged(name: str, minimum: tuple[int, int], env: Mapping[str, str]) 
 
 
 def find_cxx(env: Mapping[str, str] = os.environ) -> Tool:
-    """The C++ compiler: CXX if set, else c++, g++ or clang++ on PATH. Raises ToolchainError, also for an unusable CXX."""
+    """The C++ compiler: CXX if set, else c++, g++ or clang++ on PATH. Raises ToolchainError; an unusable CXX is one."""
     if env.get("CXX"):
         # CXX may carry flags; the program is its first word.
         program = shlex.split(env["CXX"])[0]
@@ -396,8 +394,13 @@ def _at_least(version: str, minimum: tuple[int, int]) -> bool:
 # The doctor
 
 
-def doctor_report(cache_dir: Path, env: Mapping[str, str] = os.environ) -> tuple[DoctorRow, ...]:
-    """What a build on this host has and lacks, one row a program. Never raises ToolchainError."""
+def doctor_report(
+    cache_dir: Path, env: Mapping[str, str] = os.environ, tilelang: str | None = None
+) -> tuple[DoctorRow, ...]:
+    """What a build on this host has and lacks, one row a program. Never raises ToolchainError.
+
+    tilelang is the one TileLang version that serves; without it any version does.
+    """
     return (
         _python_row(),
         _tool_row("C++ compiler", lambda: find_cxx(env), "every build"),
@@ -408,7 +411,7 @@ def doctor_report(cache_dir: Path, env: Mapping[str, str] = os.environ) -> tuple
             _path_row(name, env, "every build", "Install the distribution's binutils package.")
             for name in ("ld", "objcopy", "ar")
         ),
-        _distribution_row("TileLang", "tilelang", env, TILELANG_VERSION),
+        _distribution_row("TileLang", "tilelang", env, tilelang),
         _distribution_row("torch", "torch", env, None),
         _gpu_row(env),
         _path_row("rustc", env, "the Rust example", "Install a Rust toolchain.", optional=True),

@@ -1,0 +1,164 @@
+"""The generated source tree: everything CMake needs to build the library, with or without TileLang on the host.
+
+    tilepress.json      the table, the arch, the tier, the lowered kernels
+    CMakeLists.txt units.cmake symbols.txt
+    include/            tilepress.h
+    generated/          entries, kernels with their launchers, bindings
+    csrc/               the hand-written sources
+    vendor/             TileLang's and CUTLASS's headers, in an emitted tree only
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from codegen import abi, rendering
+from codegen.errors import OutputError
+from codegen.lowered import Lowered
+from codegen.rendering import Context, FileWriter, Unit
+from codegen.table import Arch, Table, parse
+
+ROOT = Path(__file__).parent.parent
+FORMAT = 1
+VENDORED = (("src/tl_templates", "vendor/tilelang/tl_templates"), ("3rdparty/cutlass/include", "vendor/cutlass/include"))
+LICENSES = (("3rdparty/cutlass/LICENSE.txt", "vendor/cutlass/LICENSE.txt"),)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A generated source tree on disk. kernels: by family name, one per instance, in the table's order."""
+
+    root: Path
+    context: Context
+    kernels: Mapping[str, tuple[Lowered, ...]]
+    kernel_includes: tuple[Path, ...]
+
+    @property
+    def table(self) -> Table:
+        """The table it was generated from."""
+        return self.context.table
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The objects of the library."""
+        return units(self.context, self.kernels)
+
+
+def units(context: Context, kernels: Mapping[str, Sequence[Lowered]]) -> tuple[Unit, ...]:
+    """One unit per hand-written source, per entry and per kernel."""
+    host = rendering.HOST_SOURCES if context.stub else rendering.HOST_SOURCES + rendering.CUDA_HOST_SOURCES
+    result = [Unit(Path(name).stem, f"csrc/{name}") for name in host]
+    result.append(Unit("library", "generated/library.cpp"))
+    for entry in abi.entries(context.table):
+        result.append(Unit(entry.family.name, f"generated/{entry.family.name}.cpp"))
+        for lowered in kernels[entry.family.name]:
+            result.append(Unit(lowered.name, f"generated/{lowered.name}.cu", lowered.nvcc_flags))
+    return tuple(result)
+
+
+def write(
+    root: Path,
+    context: Context,
+    kernels: Mapping[str, tuple[Lowered, ...]],
+    tilelang_root: Path | None,
+    vendor: bool = False,
+) -> Tree:
+    """Writes the tree to `root`, removing what an earlier table left there.
+
+    tilelang_root: TileLang's package directory; its headers are copied with `vendor`, otherwise named where they lie.
+    """
+    writer = FileWriter(root)
+    table = context.table
+    relative_includes: list[str] = []
+    if tilelang_root and vendor:
+        for source, target in VENDORED:
+            _copy_tree(tilelang_root / source, root / target)
+        for source, target in LICENSES:
+            if (tilelang_root / source).is_file():
+                shutil.copyfile(tilelang_root / source, root / target)
+        relative_includes = ["vendor/tilelang", "vendor/cutlass/include"]
+        includes = [f"${{CMAKE_CURRENT_LIST_DIR}}/{path}" for path in relative_includes]
+    elif tilelang_root:
+        relative_includes = [str(tilelang_root / "src"), str(tilelang_root / "3rdparty/cutlass/include")]
+        includes = relative_includes
+    else:
+        includes = []
+
+    for path in sorted((ROOT / "csrc").iterdir()):
+        writer.write(f"csrc/{path.name}", path.read_text(encoding="utf-8"))
+    writer.write("CMakeLists.txt", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
+    writer.write("include/tilepress.h", rendering.header(table))
+    writer.write("generated/tilepress_sys.rs", rendering.rust_bindings(table))
+    writer.write("generated/python.cpp", rendering.python_bindings(table))
+    writer.write("generated/library.cpp", rendering.library_source(context))
+    for entry in abi.entries(table):
+        family = entry.family.name
+        writer.write(f"generated/{family}.cpp", rendering.entry_source(context, entry, kernels[family]))
+        if not context.stub:
+            writer.write(f"generated/{family}_launchers.h", rendering.launchers_header(entry))
+        for lowered in kernels[family]:
+            writer.write(f"generated/{lowered.name}.cu", rendering.kernel_source(entry, lowered))
+    writer.write("symbols.txt", "".join(f"{name}\n" for name in abi.public_symbols(table)))
+    writer.write("units.cmake", rendering.units_cmake(context, units(context, kernels), includes))
+    writer.write("tilepress.json", _record(context, kernels, relative_includes))
+    writer.remove_others(keep=(root / "vendor").rglob("*"))
+    return Tree(root, context, kernels, tuple(root / path for path in relative_includes))
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    if target.exists():
+        shutil.rmtree(target)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _record(context: Context, kernels: Mapping[str, Sequence[Lowered]], includes: Sequence[str]) -> str:
+    record = {
+        "format": FORMAT,
+        "table": context.table.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "arch": context.arch.name,
+        "tier": context.tier,
+        "kernel_includes": list(includes),
+        "kernels": {family: [asdict(lowered) for lowered in rows] for family, rows in kernels.items()},
+    }
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+
+KERNELS: TypeAdapter[dict[str, tuple[Lowered, ...]]] = TypeAdapter(dict[str, tuple[Lowered, ...]])
+
+
+def read(root: Path) -> Tree:
+    """The tree that `emit` wrote to `root`. Raises OutputError where it is not one, or is of another format."""
+    path = root / "tilepress.json"
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OutputError(
+            f"{root} is not an emitted tree: tilepress.json cannot be read ({error.strerror}). Write one with "
+            "`python -m codegen emit --out DIR`."
+        ) from error
+    except json.JSONDecodeError as error:
+        raise OutputError(f"{path} is damaged: {error}. Emit the tree again.") from error
+    if record.get("format") != FORMAT:
+        raise OutputError(
+            f"{path} has format {record.get('format')!r}; this codegen reads format {FORMAT}. Emit the tree again."
+        )
+    table = parse(record["table"], path.name)
+    context = Context(table, _arch(table, record["arch"]), record["tier"])
+    includes = tuple(root / part for part in record["kernel_includes"])
+    tree = Tree(root, context, KERNELS.validate_python(record["kernels"]), includes)
+    missing = [unit.source for unit in tree.units if not (root / unit.source).is_file()]
+    missing += [str(part) for part in record["kernel_includes"] if not (root / part).is_dir()]
+    if missing:
+        raise OutputError(f"{root} lacks {', '.join(missing)}. Emit the tree again.")
+    return tree
+
+
+def _arch(table: Table, name: str) -> Arch:
+    return table.find_arch(name)
