@@ -169,9 +169,7 @@ RETURN_CODES = (
     Code("CUDA", 4, "a CUDA call failed"),
     Code("STUB", 5, "the library was built as a stub, without kernels"),
 )
-PAGE_FORMATS = (
-    Code("SPLIT", 1, "a page holds the layer's page_size K rows, then its page_size V rows; row width head_dim"),
-)
+PAGE_FORMATS = (Code("SPLIT", 1, "a page holds the layer's page_size K rows, then its page_size V rows; row width head_dim"),)
 STATUS_BITS = tuple(Code(*row) for row in STATUS_DOCS)
 
 STRUCT_SIZE = Field("struct_size", CType.U64, "sizeof this struct, in bytes; anything else is refused")

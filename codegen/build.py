@@ -98,9 +98,7 @@ def build(options: Options, progress: Progress) -> Report:
     )
 
 
-def generate(
-    options: Options, whole: Table, root: Path, store: Store | None, progress: Progress, vendor: bool = False
-) -> Tree:
+def generate(options: Options, whole: Table, root: Path, store: Store | None, progress: Progress, vendor: bool = False) -> Tree:
     """Lowers every instance, holds the gates and writes the source tree to `root`. A stub lowers nothing."""
     selected = whole.select(options.families)
     arch = selected.find_arch(options.arch)
@@ -127,9 +125,7 @@ def generate(
     with progress.steps("lower", len(requests)) as step:
         lowered = tilelang_python.lower_all(tilelang, requests, store, options.jobs, step.advance)
     by_name = {kernel.name: kernel for kernel in lowered}
-    kernels = {
-        family.name: tuple(by_name[instance.name] for instance in family.instances) for family in selected.family
-    }
+    kernels = {family.name: tuple(by_name[instance.name] for instance in family.instances) for family in selected.family}
     gates.check_lowered(subjects(context, kernels))
     return tree.write(root, context, kernels, tilelang.root, vendor)
 
@@ -211,7 +207,9 @@ def _only_build_in(out: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise OutputError(f"another build is writing to {out}. Wait for it, or choose another directory with --out DIR.") from None
+        raise OutputError(
+            f"another build is writing to {out}. Wait for it, or choose another directory with --out DIR."
+        ) from None
     try:
         yield
     finally:

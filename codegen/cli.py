@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from codegen import abi, build, rendering, symbols, table, toolchain, tree
 from codegen.cache import default_root
-from codegen.errors import EXIT_CODES, OutputError, TilepressError
+from codegen.errors import EXIT_CODES, OutputError, TilepressError, ToolchainError
 from codegen.progress import Progress
 
 CODES = "\n".join(f"  {error.exit_code}  {error.meaning}" for error in EXIT_CODES)
@@ -61,7 +61,13 @@ def generating_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of commands that lower kernels."""
     for option in (
         click.option("--no-cache", is_flag=True, help="Lower and compile everything again; neither read nor fill the cache."),
-        click.option("--jobs", type=click.IntRange(min=1), default=build.default_jobs, help="Processes at once.", show_default="CPUs"),
+        click.option(
+            "--jobs",
+            type=click.IntRange(min=1),
+            default=build.default_jobs,
+            help="Processes at once.",
+            show_default="CPUs",
+        ),
         click.option("--arch", required=True, metavar="ARCH", help="The GPU architecture, such as sm_90 (compiled as sm_90a)."),
     ):
         command = option(command)
@@ -71,7 +77,9 @@ def generating_options(command: Callable[..., None]) -> Callable[..., None]:
 @main.command("build")
 @generating_options
 @click.option("--out", type=DIRECTORY, default=Path("out"), show_default=True, help="Where the install tree goes.")
-@click.option("--stub", is_flag=True, help="The same symbols without kernels: every entry refuses. Needs no CUDA and no TileLang.")
+@click.option(
+    "--stub", is_flag=True, help="The same symbols without kernels: every entry refuses. Needs no CUDA and no TileLang."
+)
 @click.option("--from", "source", type=DIRECTORY, help="Build a tree that `emit` wrote; TileLang is not needed.")
 @click.option("--python", is_flag=True, help="Also build the Python module, into OUT/python.")
 @click.option("--emit", "emitted", type=click.Choice(["cargo"]), help="Print what a build.rs prints, on stdout.")
@@ -108,15 +116,11 @@ def build_command(
 @main.command("emit")
 @generating_options
 @click.option("--out", type=DIRECTORY, default=Path("emitted"), show_default=True, help="Where the source tree goes.")
-def emit_command(
-    table_path: Path, families: tuple[str, ...], arch: str, jobs: int, no_cache: bool, out: Path
-) -> None:
+def emit_command(table_path: Path, families: tuple[str, ...], arch: str, jobs: int, no_cache: bool, out: Path) -> None:
     """Write self-contained sources, headers vendored: `build --from DIR` needs no TileLang."""
     console = Console(stderr=True)
     _say_arch(console, table_path, arch, None)
-    emitted = build.emit(
-        build.Options(table_path, arch, out, jobs, families, cache=not no_cache), Progress(console)
-    )
+    emitted = build.emit(build.Options(table_path, arch, out, jobs, families, cache=not no_cache), Progress(console))
     console.print(f"wrote {len(emitted.units)} units to {out}; next: python -m codegen build --arch {arch} --from {out}")
 
 
@@ -161,8 +165,8 @@ def list_command(table_path: Path, families: tuple[str, ...]) -> None:
     console.print(rows)
     served = Grid("model", "layer", "heads (q/kv)", "group", "instances")
     for model in selected.model:
-        for layer in ("global", "sliding"):
-            heads = model.heads(layer)  # type: ignore[arg-type]
+        for layer in table.LAYERS:
+            heads = model.heads(layer)
             names = [
                 instance.name
                 for family in selected.family
@@ -170,9 +174,7 @@ def list_command(table_path: Path, families: tuple[str, ...]) -> None:
                 for instance in family.instances
                 if instance.group == heads.group
             ]
-            served.add_row(
-                model.name, layer, f"{heads.q_heads}/{heads.kv_heads}", str(heads.group), ", ".join(names) or "none"
-            )
+            served.add_row(model.name, layer, f"{heads.q_heads}/{heads.kv_heads}", str(heads.group), ", ".join(names) or "none")
     console.print(served)
 
 
@@ -189,7 +191,7 @@ def doctor_command() -> None:
     console.print(rows)
     if any(not row.ok and not row.optional for row in report):
         click.echo("error: a needed part is missing; the table says what to do", err=True)
-        sys.exit(toolchain.ToolchainError.exit_code)
+        sys.exit(ToolchainError.exit_code)
 
 
 @main.command("docs")

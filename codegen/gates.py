@@ -74,7 +74,9 @@ def shared_memory(subject: Subject) -> Iterator[Failure]:
 def one_entry(subject: Subject) -> Iterator[Failure]:
     """The source defines exactly one __global__ function, the launched one."""
     pattern = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\([^;{]*\)\s*\{')
-    found = [(match.group(1), _line(subject.lowered.source, match.start())) for match in pattern.finditer(subject.lowered.source)]
+    found = [
+        (match.group(1), _line(subject.lowered.source, match.start())) for match in pattern.finditer(subject.lowered.source)
+    ]
     names = [name for name, _ in found]
     if names != [subject.lowered.kernel]:
         line = found[1][1] if len(found) > 1 else found[0][1] if found else 0
@@ -186,9 +188,7 @@ def no_spills(subject: Subject, log: str) -> Iterator[Failure]:
     """ptxas reports no stack frame and no spilled bytes."""
     found = resources(subject.lowered.kernel, log)
     if found is None:
-        yield Failure(
-            "no_spills", subject.lowered.name, f"the compiler reported no resources of '{subject.lowered.kernel}'"
-        )
+        yield Failure("no_spills", subject.lowered.name, f"the compiler reported no resources of '{subject.lowered.kernel}'")
     elif found.stack_bytes or found.spill_store_bytes or found.spill_load_bytes:
         yield Failure(
             "no_spills",

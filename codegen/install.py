@@ -20,7 +20,9 @@ def check_writable(out: Path) -> None:
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise OutputError(f"--out {out} is not writable ({error.strerror}). Choose another directory with --out DIR.") from error
+        raise OutputError(
+            f"--out {out} is not writable ({error.strerror}). Choose another directory with --out DIR."
+        ) from error
 
 
 def install(tree: Tree, compiled: Compiled, out: Path, manifest: str, inputs: Iterable[Path]) -> list[Path]:

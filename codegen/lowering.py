@@ -24,7 +24,6 @@ from codegen.errors import LoweringError
 from codegen.kernels import OPERATIONS
 from codegen.lowered import Lowered, Param, Request, TensorMap
 
-
 # Codes of cuTensorMapEncodeTiled as TileLang passes them, and the names that cuda.h gives them.
 MAP_DTYPES: Mapping[int, tuple[str, int]] = MappingProxyType(
     {

@@ -26,9 +26,7 @@ def manifest(tree: Tree, nvcc: str, resources: Mapping[str, Resources]) -> str:
         "nvcc": nvcc,
         "symbols": list(abi.public_symbols(context.table)),
         "entries": [_entry(entry) for entry in abi.entries(context.table)],
-        "kernels": [
-            _kernel(tree, lowered, resources[lowered.name]) for rows in tree.kernels.values() for lowered in rows
-        ],
+        "kernels": [_kernel(tree, lowered, resources[lowered.name]) for rows in tree.kernels.values() for lowered in rows],
     }
     return json.dumps(record, indent=2) + "\n"
 

@@ -196,8 +196,7 @@ def kernel_source(entry: Entry, lowered: Lowered) -> str:
     """A kernel's CUDA text followed by its launcher."""
     derived = set(entry.operation.derived)
     bound = [
-        {"local": name, "value": f"{'values' if name in derived else 'args'}.{name}"}
-        for name in sorted(lowered.bound_names)
+        {"local": name, "value": f"{'values' if name in derived else 'args'}.{name}"} for name in sorted(lowered.bound_names)
     ]
     return render(
         "kernel.cu.j2",

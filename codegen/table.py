@@ -22,6 +22,9 @@ Positive = Annotated[int, Field(gt=0)]
 Layer = Literal["global", "sliding"]
 
 
+LAYERS: tuple[Layer, ...] = ("global", "sliding")
+
+
 class Row(BaseModel):
     """A row: unknown keys, missing keys and values of another type are errors; nothing is converted."""
 
@@ -138,9 +141,7 @@ class Table(Row):
         known = {family.name for family in self.family}
         for name in wanted:
             if name not in known:
-                raise TableError(
-                    f"unknown family '{name}'; known: {', '.join(sorted(known))}. Pass one of them to --family."
-                )
+                raise TableError(f"unknown family '{name}'; known: {', '.join(sorted(known))}. Pass one of them to --family.")
         if not wanted:
             return self
         return self.model_copy(update={"family": tuple(f for f in self.family if f.name in wanted)})
@@ -196,7 +197,8 @@ def _unique_names(table: Table, fail: Fail) -> None:
 
 def _models(table: Table, fail: Fail) -> None:
     for model in table.model:
-        for layer, heads in (("global", model.global_), ("sliding", model.sliding)):
+        for layer in LAYERS:
+            heads = model.heads(layer)
             where = f"[[model]] '{model.name}'"
             if heads.q_heads % heads.kv_heads:
                 fail(
@@ -235,9 +237,7 @@ def _families(table: Table, fail: Fail) -> None:
             if len(set(values)) != len(values):
                 fail(where, field, f"a value stands twice in {list(values)}; each is one compiled instance")
         head_counts = {model.heads(family.layer).q_heads for model in table.model}
-        divisors = {
-            group for count in head_counts for group in range(1, operation.max_group + 1) if count % group == 0
-        }
+        divisors = {group for count in head_counts for group in range(1, operation.max_group + 1) if count % group == 0}
         for group in family.groups:
             if group not in divisors:
                 fail(
@@ -262,11 +262,12 @@ def _shape_message(error: ValidationError, raw: dict[str, Any], file: str) -> st
         index = location.pop(0)
         row = f"[[{section}]] {_row_name(raw, section, index)}"
     field = ".".join(str(part) for part in location) or section
-    allowed = {
+    allowed: dict[str, Callable[[], str]] = {
         "extra_forbidden": lambda: f"unknown key; allowed: {_listed(_known_keys(section, location[:-1]))}",
         "missing": lambda: "missing key",
-    }.get(first["type"], lambda: f"{first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}")
-    return f"{file}: {row}: field '{field}': {allowed()}. Correct the row and run again."
+    }
+    reason = allowed.get(first["type"], lambda: f"{first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}")
+    return f"{file}: {row}: field '{field}': {reason()}. Correct the row and run again."
 
 
 def _row_name(raw: dict[str, Any], section: str, index: int | str) -> str:

@@ -169,9 +169,7 @@ def _host_nvccs(env: Mapping[str, str], looked: list[_Rejected]) -> Iterator[tup
         else:
             looked.append(_Rejected(variable, "not set"))
     on_path = [
-        nvcc
-        for folder in env.get("PATH", "").split(os.pathsep)
-        if folder and (nvcc := _which("nvcc", {"PATH": folder}))
+        nvcc for folder in env.get("PATH", "").split(os.pathsep) if folder and (nvcc := _which("nvcc", {"PATH": folder}))
     ]
     for nvcc in on_path:
         yield "PATH", nvcc
@@ -246,9 +244,7 @@ def _find_wheel_cuda(cache_dir: Path, env: Mapping[str, str], looked: list[_Reje
         looked.append(_Rejected(where, "nvidia-cuda-nvcc is not installed"))
         return None
     missing = [
-        name
-        for name in ("include/cuda_runtime.h", "lib/libcudart.so.13", "nvvm/bin/cicc")
-        if not (wheels / name).exists()
+        name for name in ("include/cuda_runtime.h", "lib/libcudart.so.13", "nvvm/bin/cicc") if not (wheels / name).exists()
     ]
     if missing:
         looked.append(_Rejected(where, f"{wheels} lacks {', '.join(missing)}"))
@@ -363,17 +359,13 @@ def find_cxx(env: Mapping[str, str] = os.environ) -> Tool:
         if path and version:
             return Tool("c++", path, version, "CXX")
         reason = "does not run" if path else "is not a program"
-        raise ToolchainError(
-            f"CXX is {env['CXX']!r}, but {program!r} {reason}. Point CXX at a C++ compiler, or unset it."
-        )
+        raise ToolchainError(f"CXX is {env['CXX']!r}, but {program!r} {reason}. Point CXX at a C++ compiler, or unset it.")
     for name in ("c++", "g++", "clang++"):
         path = _which(name, env)
         version = _version_of(path, env) if path else ""
         if path and version:
             return Tool("c++", path, version, "PATH")
-    raise ToolchainError(
-        "no C++ compiler on PATH (c++, g++, clang++). Install one, such as the distribution's g++ package."
-    )
+    raise ToolchainError("no C++ compiler on PATH (c++, g++, clang++). Install one, such as the distribution's g++ package.")
 
 
 def _version_of(path: Path, env: Mapping[str, str]) -> str:
@@ -394,9 +386,7 @@ def _at_least(version: str, minimum: tuple[int, int]) -> bool:
 # The doctor
 
 
-def doctor_report(
-    cache_dir: Path, env: Mapping[str, str] = os.environ, tilelang: str | None = None
-) -> tuple[DoctorRow, ...]:
+def doctor_report(cache_dir: Path, env: Mapping[str, str] = os.environ, tilelang: str | None = None) -> tuple[DoctorRow, ...]:
     """What a build on this host has and lacks, one row a program. Never raises ToolchainError.
 
     tilelang is the one TileLang version that serves; without it any version does.

@@ -1,11 +1,11 @@
 """The generated source tree: everything CMake needs to build the library, with or without TileLang on the host.
 
-    tilepress.json      the table, the arch, the tier, the lowered kernels
-    CMakeLists.txt units.cmake symbols.txt
-    include/            tilepress.h
-    generated/          entries, kernels with their launchers, bindings
-    csrc/               the hand-written sources
-    vendor/             TileLang's and CUTLASS's headers, in an emitted tree only
+tilepress.json      the table, the arch, the tier, the lowered kernels
+CMakeLists.txt units.cmake symbols.txt
+include/            tilepress.h
+generated/          entries, kernels with their launchers, bindings
+csrc/               the hand-written sources
+vendor/             TileLang's and CUTLASS's headers, in an emitted tree only
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from codegen.table import Arch, Table, parse
 
 ROOT = Path(__file__).parent.parent
 FORMAT = 1
-VENDORED = (("src/tl_templates", "vendor/tilelang/tl_templates"), ("3rdparty/cutlass/include", "vendor/cutlass/include"))
+VENDORED = (
+    ("src/tl_templates", "vendor/tilelang/tl_templates"),
+    ("3rdparty/cutlass/include", "vendor/cutlass/include"),
+)
 LICENSES = (("3rdparty/cutlass/LICENSE.txt", "vendor/cutlass/LICENSE.txt"),)
 
 

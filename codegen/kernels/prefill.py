@@ -160,9 +160,7 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
             if want_lse != 0:
                 for a in T.Parallel(ROWS):
                     if a < rows:
-                        lse[row + a, head] = T.if_then_else(
-                            total[a] == 0, minus_inf, (m[a] * scale + T.log2(total[a])) * LN2
-                        )
+                        lse[row + a, head] = T.if_then_else(total[a] == 0, minus_inf, (m[a] * scale + T.log2(total[a])) * LN2)
 
     @T.prim_func
     def kernel(

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, on a host that has one: builds the library from emitted sources, runs the GPU tests, the
+# sanitizer and the bench. A step that fails is reported and the others still run; the exit status is 1 if any failed.
+#
+# Usage: build_tools/gpu_check.sh RESULTS [EMITTED]     from anywhere; EMITTED defaults to carry/emitted
+#   RESULTS          folder for every step's output, summary.txt and prefill.json
+#   CARRIED          folders of carried Python packages, colon-separated, put in front of PYTHONPATH
+#   OUT              where the build goes, default out
+#   TILEPRESS_COMMIT what the bench records as the commit
+#   STEPS            which steps to run, default "host build tests sanitize bench"
+#   STEP_SECONDS     time a step may take, default 280
+#   BENCH_ARGS       more arguments for `python3 -m bench prefill`
+set -uo pipefail
+
+results=$(realpath -m "${1:?usage: build_tools/gpu_check.sh RESULTS [EMITTED]}")
+emitted=$(realpath -m "${2:-$(dirname "$0")/../carry/emitted}")
+cd "$(dirname "$0")/.." || exit 2
+out=$(realpath -m "${OUT:-out}")
+steps=${STEPS:-host build tests sanitize bench}
+mkdir -p "$results" || exit 2
+: >"$results/summary.txt"
+
+export PYTHONPATH="${CARRIED:+$CARRIED:}$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export TILEPRESS_PYTHON_DIR="$out/python"
+# nvcc and the sanitizer may be installed and yet not on PATH.
+for bin in "${CUDA_HOME:-/usr/local/cuda}/bin" "${CUDA_HOME:-/usr/local/cuda}/compute-sanitizer"; do
+  if [ -d "$bin" ]; then PATH="$PATH:$bin"; fi
+done
+
+failed=0
+
+# step NAME COMMAND...: runs it if asked for, with its output also in RESULTS/NAME.log.
+step() {
+  local name=$1 start=$SECONDS code
+  shift
+  case " $steps " in *" $name "*) ;; *) return 0 ;; esac
+  echo "== $name: $*"
+  timeout "${STEP_SECONDS:-280}" "$@" 2>&1 | tee "$results/$name.log"
+  code=${PIPESTATUS[0]}
+  local verdict="ok"
+  if [ "$code" -eq 124 ]; then verdict="FAILED: over ${STEP_SECONDS:-280} s"; elif [ "$code" -ne 0 ]; then verdict="FAILED: exit $code"; fi
+  if [ "$code" -ne 0 ]; then failed=1; fi
+  printf '%-10s %4d s  %s\n' "$name" $((SECONDS - start)) "$verdict" | tee -a "$results/summary.txt"
+}
+
+step host bash -c 'set -e; nvidia-smi; nvcc --version; cmake --version; ninja --version; python3 -c "import sys, torch; print(sys.version, torch.__version__)"'
+step build python3 -m codegen build --from "$emitted" --python --out "$out"
+step tests env PEGAINFER_REQUIRE_GPU=1 python3 -m pytest -m gpu -q --durations=10 -p no:cacheprovider tests/gpu
+# torch probes the driver for functions it may lack; those calls fail by design and are not the library's.
+step sanitize compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python3 tests/gpu/sanitize.py
+# shellcheck disable=SC2086  # BENCH_ARGS is a list
+step bench python3 -m bench prefill --out "$results/prefill.json" ${BENCH_ARGS:-}
+
+echo "== summary"
+cat "$results/summary.txt"
+exit "$failed"
