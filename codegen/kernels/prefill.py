@@ -1,4 +1,4 @@
-"""Causal grouped-query prefill over a paged KV pool, split rows.
+"""Causal grouped-query prefill over a paged KV pool, split or folded rows.
 
 Work: one CTA computes 64 query rows of one query head. The grid is (query heads of a group, query tiles, KV heads): the
 heads of a group read the same keys and sit side by side, so K and V come from L2 after the first of them.
@@ -12,10 +12,14 @@ Warp roles, 384 threads:
   and one half of the output columns, O[:, half] += P V[:, half], P staying in registers.
 - one warp of warpgroup 2 (24 registers) loads: Q once, then K and the two halves of V for every key tile.
 
-Shared memory: Q 64 KB, K 64 KB, V two halves of 32 KB, one stage each: 192 KB.
+Shared memory: Q 64 KB. Split: K 64 KB and V in two halves of 32 KB, one stage each: 192 KB in all. Folded: two stages of
+the rotated chunks, 16 KB, and V in two halves of 32 KB: 224 KB in all.
 
-Barriers: q_full, k_full, v_full[half] are filled by the copies. k_empty counts both consumers; v_empty[half] its owner.
-The parity of tile i is i & 1 for a full barrier and (i & 1) ^ 1 for an empty one, which makes the first wait pass.
+Barriers: a full one is filled by the copies, an empty one by each warp that has read, since a warp's wgmma wait speaks for
+that warp alone. Split: K's pair, and a pair for each half of V, which one warpgroup reads; the score operand is K. Folded: one
+pair a stage; the score operand is V with columns [0, 64) and [256, 320) taken from the rotated chunks, and a stage is free
+when both warpgroups have used all of it. The n-th use of a stage waits for full parity n & 1 and empty parity (n & 1) ^ 1,
+which makes the first empty wait pass.
 
 Keys: one key tile is one page. The pool is seen as [pool_tiles, 64, KV heads, head_dim]. A last page holding `last` < 64
 tokens is copied as the box that starts 64 - last rows before the page, so the copy engine clips, and zeroes, the rows in
@@ -47,6 +51,8 @@ LOG2E = 1.4426950408889634
 LN2 = 0.6931471805599453
 ROWS = 64  # query rows a tile
 WARPGROUP = 128  # threads
+WARP = 32
+ROTATED = 64  # columns of each of the two rotated chunks of a folded row
 
 
 def build(name: str, head_dim: int, page_size: int, group: int, page_format: str) -> Any:
@@ -54,9 +60,10 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
 
     Parameters and dynamic extents are those of `tilepress_prefill_args` (abi.py) and the launch values of csrc/prefill.h.
     """
-    if page_format != "split":
-        raise ValueError(f"{name}: prefill has no format {page_format!r}; allowed: split")
+    folded = page_format == "folded"
     half = head_dim // 2
+    width = head_dim + 2 * ROTATED if folded else head_dim
+    stages = 2 if folded else 1
     q_rows, batch, num_kv_heads = T.dynamic("q_rows"), T.dynamic("batch"), T.dynamic("num_kv_heads")
     pool_tiles, num_page_ids = T.dynamic("pool_tiles"), T.dynamic("num_page_ids")
     indptr_len, lse_rows, status_words = T.dynamic("indptr_len"), T.dynamic("lse_rows"), T.dynamic("status_words")
@@ -64,16 +71,35 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
     minus_inf = -T.infinity(FP32)
 
     @T.macro
+    def copy_in(source, target, barriers, index, tx):
+        """One warp's bulk copy of a box, and its arrival on the barrier that counts the bytes."""
+        T.tma_copy(source, target, barrier=barriers[index], leader_scope_threads=WARP)
+        if tx == 2 * WARPGROUP:
+            T.barrier_arrive(barriers[index])
+
+    @T.macro
+    def scores(s, q_s, key, left, right, stage):
+        """S = Q K^T, issued; `key` is K, or the rotated chunks."""
+        if folded:
+            T.wgmma_gemm(q_s[:, 0:ROTATED], key[stage, :, 0:ROTATED], s, transpose_B=True, clear_accum=True)
+            T.wgmma_gemm(q_s[:, ROTATED:half], left[stage, :, ROTATED:half], s, transpose_B=True)
+            T.wgmma_gemm(q_s[:, half : half + ROTATED], key[stage, :, ROTATED : 2 * ROTATED], s, transpose_B=True)
+            T.wgmma_gemm(q_s[:, half + ROTATED : head_dim], right[stage, :, ROTATED:half], s, transpose_B=True)
+        else:
+            T.wgmma_gemm(q_s, key[stage, :, :], s, transpose_B=True, clear_accum=True)
+
+    @T.macro
     def attend(
         side,
-        v,
+        q_s,
+        key,
+        left,
+        right,
+        q_full,
+        key_full,
+        key_empty,
         v_full,
         v_empty,
-        q_s,
-        k_s,
-        q_full,
-        k_full,
-        k_empty,
         page_ids,
         first_page,
         tiles,
@@ -114,11 +140,14 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
             limit = position - i * page_size + shift
             if page < 0 or page >= num_pages:
                 limit = -ROWS
-            T.barrier_wait(k_full, i & 1)
-            T.wgmma_gemm(q_s, k_s, s, transpose_B=True, clear_accum=True)
+            stage = i % stages
+            parity = (i // stages) & 1
+            T.barrier_wait(key_full[stage], parity)
+            scores(s, q_s, key, left, right, stage)
             T.wait_wgmma(0)
-            if tx % WARPGROUP == 0:
-                T.barrier_arrive(k_empty)
+            if not folded:
+                if tx % WARP == 0:
+                    T.barrier_arrive(key_empty[stage])
             if limit < page_size - 1 or shift > 0:
                 for a, b in T.Parallel(ROWS, page_size):
                     s[a, b] = T.if_then_else(T.And(b >= shift, b <= limit + a), s[a, b], minus_inf)
@@ -139,23 +168,39 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
             T.copy(s, p)
             for a, b in T.Parallel(ROWS, half):
                 o[a, b] *= alpha[a]
-            T.barrier_wait(v_full, i & 1)
-            T.wgmma_gemm(p, v, o)
+            if not folded:
+                T.barrier_wait(v_full[side], parity)
+            if side == 0:
+                T.wgmma_gemm(p, left[stage, :, :], o)
+            else:
+                T.wgmma_gemm(p, right[stage, :, :], o)
             T.wait_wgmma(0)
-            if tx % WARPGROUP == 0:
-                T.barrier_arrive(v_empty)
+            if tx % WARP == 0:
+                if folded:
+                    T.barrier_arrive(key_empty[stage])
+                else:
+                    T.barrier_arrive(v_empty[side])
         for a in T.Parallel(ROWS):
             partial[a] = T.if_then_else(total[a] == 0, 0.0, 1.0 / total[a])  # a NaN in Q stays a NaN
         for a, b in T.Parallel(ROWS, half):
             o[a, b] *= partial[a]
-        # Through shared memory, whose V is no longer read, so that global stores are whole 16-byte rows. The named
-        # barriers are the warpgroup's own.
-        T.sync_threads(1 + side, WARPGROUP)
-        T.copy(o, v)
+        # Through this side's half of V, so that global stores are whole 16-byte rows. The named barriers are the
+        # warpgroup's own, but in the folded format the other one's scores read this half too.
+        if folded:
+            T.sync_threads(3, 2 * WARPGROUP)
+        else:
+            T.sync_threads(1 + side, WARPGROUP)
+        if side == 0:
+            T.copy(o, left[0, :, :])
+        else:
+            T.copy(o, right[0, :, :])
         T.sync_threads(1 + side, WARPGROUP)
         for a, b in T.Parallel(ROWS, half):
             if a < rows:
-                out[row + a, head, side * half + b] = v[a, b]
+                if side == 0:
+                    out[row + a, head, b] = left[0, a, b]
+                else:
+                    out[row + a, head, half + b] = right[0, a, b]
         if side == 0:
             if want_lse != 0:
                 for a in T.Parallel(ROWS):
@@ -165,7 +210,7 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
     @T.prim_func
     def kernel(
         q: T.Tensor([q_rows, heads, head_dim], BF16),
-        pool: T.Tensor([pool_tiles, page_size, num_kv_heads, head_dim], BF16),
+        pool: T.Tensor([pool_tiles, page_size, num_kv_heads, width], BF16),
         page_ids: T.Tensor([num_page_ids], INT32),
         page_indptr: T.Tensor([indptr_len], INT32),
         last_page_len: T.Tensor([batch], INT32),
@@ -183,16 +228,14 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
     ):
         with T.Kernel(group, q_tiles, num_kv_heads, threads=3 * WARPGROUP) as (group_head, tile_y, kv_head):
             q_s = T.alloc_shared([ROWS, head_dim], BF16)
-            k_s = T.alloc_shared([page_size, head_dim], BF16)
-            v_left = T.alloc_shared([page_size, half], BF16)
-            v_right = T.alloc_shared([page_size, half], BF16)
+            key = T.alloc_shared([stages, page_size, 2 * ROTATED if folded else head_dim], BF16)
+            left = T.alloc_shared([stages, page_size, half], BF16)
+            right = T.alloc_shared([stages, page_size, half], BF16)
             q_full = T.alloc_barrier(1)
-            k_full = T.alloc_barrier(1)
-            left_full = T.alloc_barrier(1)
-            right_full = T.alloc_barrier(1)
-            k_empty = T.alloc_barrier(2)
-            left_empty = T.alloc_barrier(1)
-            right_empty = T.alloc_barrier(1)
+            key_full = T.alloc_barrier([1] * stages)
+            key_empty = T.alloc_barrier([2 * WARPGROUP // WARP] * stages)
+            v_full = T.alloc_barrier([1] * 2)
+            v_empty = T.alloc_barrier([WARPGROUP // WARP] * 2)
             tx = T.get_thread_binding()
             scale = sm_scale * LOG2E
             head = kv_head * group + group_head
@@ -246,13 +289,11 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
             tiles = T.if_then_else(rows > 0, T.max(T.min((position + rows - 1) // page_size + 1, pages), 0), 0)
             if tx >= 2 * WARPGROUP:
                 T.set_max_nreg(24, 0)
-                if tx < 2 * WARPGROUP + 32:
+                if tx < 2 * WARPGROUP + WARP:
                     if want_status != 0 and bad != 0 and tx == 2 * WARPGROUP:
                         T.atomic_or(status[0], BAD_INDEX)
                     if tiles > 0:
-                        T.tma_copy(q[row : row + ROWS, head, :], q_s, barrier=q_full, leader_scope_threads=32)
-                        if tx == 2 * WARPGROUP:
-                            T.barrier_arrive(q_full)
+                        copy_in(q[row : row + ROWS, head, :], q_s, q_full, 0, tx)
                     page = T.alloc_var(INT32)
                     tile = T.alloc_var(INT32)
                     start = T.alloc_var(INT32)
@@ -264,40 +305,49 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
                             if want_status != 0 and tx == 2 * WARPGROUP:
                                 T.atomic_or(status[0], BAD_PAGE_ID)
                         start = T.if_then_else(i == pages - 1, last - page_size, 0)
-                        T.barrier_wait(k_empty, (i & 1) ^ 1)
-                        T.tma_copy(
-                            pool[tile, start : start + page_size, kv_head, :],
-                            k_s,
-                            barrier=k_full,
-                            leader_scope_threads=32,
-                        )
-                        if tx == 2 * WARPGROUP:
-                            T.barrier_arrive(k_full)
-                        # A page holds the layer's K rows, then its V rows: V is the next tile of 64 rows.
-                        T.barrier_wait(left_empty, (i & 1) ^ 1)
-                        T.tma_copy(
-                            pool[tile + 1, start : start + page_size, kv_head, 0:half],
-                            v_left,
-                            barrier=left_full,
-                            leader_scope_threads=32,
-                        )
-                        if tx == 2 * WARPGROUP:
-                            T.barrier_arrive(left_full)
-                        T.barrier_wait(right_empty, (i & 1) ^ 1)
-                        T.tma_copy(
-                            pool[tile + 1, start : start + page_size, kv_head, half:head_dim],
-                            v_right,
-                            barrier=right_full,
-                            leader_scope_threads=32,
-                        )
-                        if tx == 2 * WARPGROUP:
-                            T.barrier_arrive(right_full)
+                        stage = i % stages
+                        parity = (i // stages) & 1
+                        T.barrier_wait(key_empty[stage], parity ^ 1)
+                        if folded:
+                            T.tma_copy(
+                                pool[tile, start : start + page_size, kv_head, 0 : 2 * ROTATED],
+                                key[stage, :, :],
+                                barrier=key_full[stage],
+                                leader_scope_threads=WARP,
+                            )
+                            T.tma_copy(
+                                pool[tile, start : start + page_size, kv_head, 2 * ROTATED : 2 * ROTATED + half],
+                                left[stage, :, :],
+                                barrier=key_full[stage],
+                                leader_scope_threads=WARP,
+                            )
+                            copy_in(
+                                pool[tile, start : start + page_size, kv_head, 2 * ROTATED + half : width],
+                                right[stage, :, :],
+                                key_full,
+                                stage,
+                                tx,
+                            )
+                        else:
+                            copy_in(pool[tile, start : start + page_size, kv_head, :], key[stage, :, :], key_full, stage, tx)
+                            # A page holds the layer's K rows, then its V rows: V is the next tile of 64 rows.
+                            T.barrier_wait(v_empty[0], parity ^ 1)
+                            copy_in(
+                                pool[tile + 1, start : start + page_size, kv_head, 0:half], left[stage, :, :], v_full, 0, tx
+                            )
+                            T.barrier_wait(v_empty[1], parity ^ 1)
+                            copy_in(
+                                pool[tile + 1, start : start + page_size, kv_head, half:head_dim],
+                                right[stage, :, :],
+                                v_full,
+                                1,
+                                tx,
+                            )
             elif tx < WARPGROUP:
                 T.set_max_nreg(240, 1)
                 if rows > 0:
                     attend(
-                        0, v_left, left_full, left_empty,
-                        q_s, k_s, q_full, k_full, k_empty,
+                        0, q_s, key, left, right, q_full, key_full, key_empty, v_full, v_empty,
                         page_ids, page_from, tiles, pages - 1, page_size - last, position, num_pages,
                         scale, row, rows, head, out, lse, want_lse, tx,
                     )  # fmt: skip
@@ -305,8 +355,7 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
                 T.set_max_nreg(240, 1)
                 if rows > 0:
                     attend(
-                        1, v_right, right_full, right_empty,
-                        q_s, k_s, q_full, k_full, k_empty,
+                        1, q_s, key, left, right, q_full, key_full, key_empty, v_full, v_empty,
                         page_ids, page_from, tiles, pages - 1, page_size - last, position, num_pages,
                         scale, row, rows, head, out, lse, want_lse, tx,
                     )  # fmt: skip
