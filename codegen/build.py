@@ -108,24 +108,25 @@ def generate(options: Options, whole: Table, root: Path, store: Store | None, pr
     tilelang = tilelang_python.find()
     check_version(tilelang.version, selected.library.tilelang)
     context = Context(selected, arch, "generate")
-    instances = [instance for family in selected.family for instance in family.instances]
     requests = [
         Request(
-            instance.name,
-            instance.family.operation,
-            instance.family.head_dim,
-            instance.family.page_size,
-            instance.group,
-            instance.page_format,
-            arch.target,
-            selected.library.tilelang,
+            name=kernel.name,
+            operation=family.operation,
+            stage=kernel.stage.name,
+            head_dim=family.head_dim,
+            page_size=family.page_size,
+            group=kernel.group,
+            page_format=kernel.page_format,
+            target=arch.target,
+            tilelang=selected.library.tilelang,
         )
-        for instance in instances
+        for family in selected.family
+        for kernel in family.kernels
     ]
     with progress.steps("lower", len(requests)) as step:
         lowered = tilelang_python.lower_all(tilelang, requests, store, options.jobs, step.advance)
     by_name = {kernel.name: kernel for kernel in lowered}
-    kernels = {family.name: tuple(by_name[instance.name] for instance in family.instances) for family in selected.family}
+    kernels = {family.name: tuple(by_name[kernel.name] for kernel in family.kernels) for family in selected.family}
     gates.check_lowered(subjects(context, kernels))
     return tree.write(root, context, kernels, tilelang.root, vendor)
 
@@ -133,9 +134,9 @@ def generate(options: Options, whole: Table, root: Path, store: Store | None, pr
 def subjects(context: Context, kernels: Mapping[str, Sequence[Lowered]]) -> list[Subject]:
     """What the gates look at, one a kernel."""
     return [
-        Subject(lowered, context.arch, abi.kernel_names(family.operation), family.tma)
+        Subject(lowered, context.arch, abi.kernel_names(family.operation), family.tma and kernel.stage.tma)
         for family in context.table.family
-        for lowered in kernels[family.name]
+        for kernel, lowered in zip(family.kernels, kernels[family.name], strict=True)
     ]
 
 

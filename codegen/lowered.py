@@ -12,10 +12,14 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Request:
-    """One kernel to lower, for one target such as sm_90a, with exactly one TileLang release."""
+    """One kernel to lower, for one target such as sm_90a, with exactly one TileLang release.
+
+    stage: which of the operation's kernels. group and page_format are 0 and empty for a stage that is compiled once a family.
+    """
 
     name: str
     operation: str
+    stage: str
     head_dim: int
     page_size: int
     group: int

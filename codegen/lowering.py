@@ -142,7 +142,7 @@ def lower(request: Request) -> Lowered:
     flags = nvcc_flags(pass_configs)
     target = tvm.target.Target({"kind": "cuda", "arch": request.target}, host="c")
     with _captured_stderr() as log:
-        prim_func = module.build(request.name, request.head_dim, request.page_size, request.group, request.page_format)
+        prim_func = module.build(request)
         with target, tvm.transform.PassContext(opt_level=3, config=pass_configs):
             artifact = tilelang.lower(prim_func, target=target)
     return facts(request.name, artifact, flags, found, "".join(log))

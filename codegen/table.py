@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codegen.errors import TableError
-from codegen.kernels import OPERATIONS
+from codegen.kernels import OPERATIONS, Stage
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,18 +106,40 @@ class Family(Row):
         """The compiled instances, in a fixed order."""
         return tuple(Instance(family=self, group=g, page_format=f) for f in self.formats for g in self.groups)
 
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The compiled kernels, in launch order."""
+        found: list[Kernel] = []
+        for stage in OPERATIONS[self.operation].stages:
+            if stage.per_instance:
+                found += [Kernel(self, stage, i.group, i.page_format) for i in self.instances]
+            else:
+                found.append(Kernel(self, stage, 0, ""))
+        return tuple(found)
+
 
 class Instance(Row):
-    """One compiled kernel of a family."""
+    """A geometry that a family serves."""
 
     family: Family
+    group: int
+    page_format: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled kernel of a family. group and page_format are 0 and empty where one serves the whole family."""
+
+    family: Family
+    stage: Stage
     group: int
     page_format: str
 
     @property
     def name(self) -> str:
         """The kernel's name, its unit's file name and its launcher's suffix; the one place that forms it."""
-        return f"{self.family.name}_g{self.group}_{self.page_format}"
+        instance = f"g{self.group}_{self.page_format}" if self.stage.per_instance else ""
+        return "_".join(part for part in (self.family.name, self.stage.name, instance) if part)
 
 
 class Table(Row):

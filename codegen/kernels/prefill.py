@@ -35,6 +35,8 @@ from typing import Any
 
 import tilelang.language as T
 
+from codegen.formats import FORMATS, ROTATED
+from codegen.lowered import Request
 from codegen.status import BAD_INDEX, BAD_PAGE_ID
 
 PASS_CONFIGS: Mapping[str, bool] = {
@@ -52,17 +54,17 @@ LN2 = 0.6931471805599453
 ROWS = 64  # query rows a tile
 WARPGROUP = 128  # threads
 WARP = 32
-ROTATED = 64  # columns of each of the two rotated chunks of a folded row
 
 
-def build(name: str, head_dim: int, page_size: int, group: int, page_format: str) -> Any:
+def build(request: Request) -> Any:
     """The prim_func of one instance.
 
     Parameters and dynamic extents are those of `tilepress_prefill_args` (abi.py) and the launch values of csrc/prefill.h.
     """
-    folded = page_format == "folded"
+    head_dim, page_size, group = request.head_dim, request.page_size, request.group
+    folded = request.page_format == "folded"
     half = head_dim // 2
-    width = head_dim + 2 * ROTATED if folded else head_dim
+    width = head_dim + FORMATS[request.page_format].extra_columns
     stages = 2 if folded else 1
     q_rows, batch, num_kv_heads = T.dynamic("q_rows"), T.dynamic("batch"), T.dynamic("num_kv_heads")
     pool_tiles, num_page_ids = T.dynamic("pool_tiles"), T.dynamic("num_page_ids")
@@ -242,15 +244,15 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
 
             # The last slots first: they are the longest of a prompt.
             slot = q_tiles - 1 - tile_y
-            request = T.alloc_var(INT32)
+            owner = T.alloc_var(INT32)
             above = T.alloc_var(INT32)
             middle = T.alloc_var(INT32)
-            request = 0
+            owner = 0
             above = batch
-            while above - request > 1:
-                middle = (request + above) // 2
+            while above - owner > 1:
+                middle = (owner + above) // 2
                 if q_indptr[middle] // ROWS + middle <= slot:
-                    request = middle
+                    owner = middle
                 else:
                     above = middle
 
@@ -261,20 +263,20 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
             page_to = T.alloc_var(INT32)
             last = T.alloc_var(INT32)
             bad = T.alloc_var(INT32)
-            q_from = T.max(T.min(q_indptr[request], q_rows), 0)
-            q_to = T.max(T.min(q_indptr[request + 1], q_rows), q_from)
-            page_from = T.max(T.min(page_indptr[request], num_page_ids), 0)
-            page_to = T.max(T.min(page_indptr[request + 1], num_page_ids), page_from)
-            last = T.max(T.min(last_page_len[request], page_size), 1)
+            q_from = T.max(T.min(q_indptr[owner], q_rows), 0)
+            q_to = T.max(T.min(q_indptr[owner + 1], q_rows), q_from)
+            page_from = T.max(T.min(page_indptr[owner], num_page_ids), 0)
+            page_to = T.max(T.min(page_indptr[owner + 1], num_page_ids), page_from)
+            last = T.max(T.min(last_page_len[owner], page_size), 1)
             bad = T.if_then_else(
                 T.Or(
-                    T.Or(q_from != q_indptr[request], q_to != q_indptr[request + 1]),
-                    T.Or(page_from != page_indptr[request], page_to != page_indptr[request + 1]),
+                    T.Or(q_from != q_indptr[owner], q_to != q_indptr[owner + 1]),
+                    T.Or(page_from != page_indptr[owner], page_to != page_indptr[owner + 1]),
                 ),
                 1,
                 0,
             )
-            if page_to > page_from and last != last_page_len[request]:
+            if page_to > page_from and last != last_page_len[owner]:
                 bad = 1
 
             row = T.alloc_var(INT32)
@@ -282,7 +284,7 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
             position = T.alloc_var(INT32)  # of the tile's first row in its request's context; negative: it sees no key
             tiles = T.alloc_var(INT32)
             pages = T.alloc_var(INT32)
-            row = q_from + (slot - request - q_from // ROWS) * ROWS
+            row = q_from + (slot - owner - q_from // ROWS) * ROWS
             rows = T.if_then_else(row < q_from, 0, T.max(T.min(q_to - row, ROWS), 0))
             pages = page_to - page_from
             position = T.if_then_else(pages > 0, (pages - 1) * page_size + last, 0) - (q_to - row)
@@ -360,4 +362,4 @@ def build(name: str, head_dim: int, page_size: int, group: int, page_format: str
                         scale, row, rows, head, out, lse, want_lse, tx,
                     )  # fmt: skip
 
-    return kernel.with_attr("global_symbol", name)
+    return kernel.with_attr("global_symbol", request.name)

@@ -1,0 +1,95 @@
+"""The one description of every public entry.
+
+The C header, the argument checks, the Rust and Python bindings, the manifest, the symbol list and docs/abi.md are all
+rendered from these records, so they cannot drift apart. Checks that no field states alone (a group without an instance, say)
+are hand-written per operation in csrc/<operation>.h, beside the launch values it derives from the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from codegen.abi.common import FUNCTIONS, HAND_WRITTEN, PAGE_FORMATS, RETURN_CODES, STATUS_BITS
+from codegen.abi.decode import DECODE
+from codegen.abi.prefill import PREFILL
+from codegen.abi.records import (
+    Code,
+    CType,
+    Entry,
+    FamilyEntry,
+    Field,
+    Function,
+    HandWritten,
+    Memory,
+    OperationAbi,
+    Struct,
+    digest,
+)
+from codegen.kernels import OPERATIONS
+from codegen.table import Table
+
+__all__ = [
+    "FUNCTIONS",
+    "HAND_WRITTEN",
+    "OPERATION_ABIS",
+    "PAGE_FORMATS",
+    "RETURN_CODES",
+    "STATUS_BITS",
+    "CType",
+    "Code",
+    "Entry",
+    "FamilyEntry",
+    "Field",
+    "Function",
+    "HandWritten",
+    "Memory",
+    "OperationAbi",
+    "Struct",
+    "digest",
+    "entries",
+    "family_entries",
+    "hand_written",
+    "kernel_names",
+    "public_symbols",
+    "structs",
+]
+
+OPERATION_ABIS: Mapping[str, OperationAbi] = MappingProxyType({abi.name: abi for abi in (PREFILL, DECODE)})
+assert OPERATION_ABIS.keys() == OPERATIONS.keys(), "every operation of kernels/ has its argument struct here"
+
+
+def family_entries(table: Table) -> tuple[FamilyEntry, ...]:
+    """The entries that the table's rows make, in its order."""
+    found = []
+    for family in table.family:
+        operation = OPERATION_ABIS[family.operation]
+        found.append(FamilyEntry(family.entry, operation.struct, operation.doc, family, operation))
+    return tuple(found)
+
+
+def hand_written(table: Table) -> tuple[HandWritten, ...]:
+    """The hand-written entries: those the table's operations bring, and those that belong to no family."""
+    companions = [entry for family in family_entries(table) for entry in family.operation.companions]
+    return tuple(dict.fromkeys([*companions, *HAND_WRITTEN]))
+
+
+def entries(table: Table) -> tuple[Entry, ...]:
+    """Every public function that takes an argument struct."""
+    return (*family_entries(table), *hand_written(table))
+
+
+def structs(table: Table) -> tuple[Struct, ...]:
+    """The argument structs of the entries, each once."""
+    return tuple(dict.fromkeys(entry.struct for entry in entries(table)))
+
+
+def public_symbols(table: Table) -> tuple[str, ...]:
+    """Every symbol that the library exports, sorted."""
+    return tuple(sorted([*(function.name for function in FUNCTIONS), *(entry.name for entry in entries(table))]))
+
+
+def kernel_names(operation: str) -> frozenset[str]:
+    """The names a kernel of this operation may use as parameters and extents: fields and launch values."""
+    abi = OPERATION_ABIS[operation]
+    return frozenset(field.name for field in abi.struct.fields) | frozenset(abi.derived)

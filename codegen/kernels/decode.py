@@ -1,0 +1,350 @@
+"""Split-KV decode over a paged KV pool: one query row a request, whole context. Two kernels: partials, then a merge.
+
+partial: CTA c walks the plan's items plan_ctas[c] to plan_ctas[c + 1]. An item is a run of pages of one request and one KV head; its result is a
+normalised partial output and the base-2 lse of its scores, for every query head of the group. merge: combines a row's
+partials. Which run an item is depends on its request's length alone, so a request's bits do not depend on the batch.
+
+Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64nNk16 with N the group (8 at least): the group pads nothing, and the
+score of a key sits in the row that the key occupies.
+
+Warp roles, 160 threads: warpgroup 0 computes; one warp loads.
+
+Shared memory: a ring of tiles. Split: three stages of [64, 512], K and V of a page by turns, 192 KB. Folded: two stages of
+[64, 640], one tile serving both products, 160 KB. Q of two items, and two P tiles, so that a tile's P is written while the
+last one's product may still read.
+
+Barriers: full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read it. q_full
+and q_empty likewise, by item parity.
+
+Keys: one tile is one page, copied from the pool seen as [pool_tiles, 64, KV heads, row width]. The last page's box starts
+64 - last rows early, so that the copy engine clips, and zeroes, what lies before it: key k of that page is row k + 64 - last,
+and nothing past the length is read. `hidden[stage]` is how many leading rows of the tile are to be masked: 64 for a page id
+outside the pool, whose box lies past the pool's end and reads as zero.
+
+Folded rows are [K_rot 128 | V 512]; the score operand is V with columns [0, 64) and [256, 320) taken from K_rot.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tilelang.language as T
+
+from codegen.formats import FORMATS, ROTATED
+from codegen.lowered import Request
+from codegen.status import BAD_PAGE_ID
+
+PASS_CONFIGS: Mapping[str, bool] = {
+    "tl.enable_fast_math": True,
+    "tl.disable_warp_specialized": True,  # the roles below are explicit
+    "tl.disable_thread_storage_sync": True,  # and so are their barriers
+    "tl.disable_safe_memory_legalize": True,  # every index out of the plan is clamped below
+}
+
+BF16 = "bfloat16"
+FP32 = "float32"
+INT32 = "int32"
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+WARPGROUP = 128  # threads
+
+# Words of an item of the plan, and of a request, and where the header holds the batch; csrc/decode_plan.h has the same.
+ITEM_WORDS = 8
+REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN = range(6)
+FIRST_SLOT, SPLITS = range(2)
+REQUEST_WORDS = 2
+HEADER_BATCH = 1
+
+
+def build(request: Request) -> Any:
+    """The prim_func of one of the two kernels.
+
+    Parameters and dynamic extents are those of `tilepress_decode_args` (abi.py) and the launch values of csrc/decode.h.
+    """
+    if request.stage == "partial":
+        kernel = partial(request.head_dim, request.page_size, request.group, request.page_format)
+    elif request.stage == "merge":
+        kernel = merge(request.head_dim)
+    else:
+        raise ValueError(f"{request.name}: decode has no stage {request.stage!r}; known: partial, merge")
+    return kernel.with_attr("global_symbol", request.name)
+
+
+def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
+    """The partial kernel's prim_func."""
+    folded = page_format == "folded"
+    value_at = FORMATS[page_format].extra_columns
+    width = head_dim + value_at
+    stages = 2 if folded else 3
+    columns = max(8, group)
+    half = head_dim // 2
+    q_rows, num_kv_heads, pool_tiles = T.dynamic("q_rows"), T.dynamic("num_kv_heads"), T.dynamic("pool_tiles")
+    num_page_ids, max_slots = T.dynamic("num_page_ids"), T.dynamic("max_slots")
+    cta_words, status_words = T.dynamic("cta_words"), T.dynamic("status_words")
+    heads = num_kv_heads * group
+    minus_inf = -T.infinity(FP32)
+    # (columns of Q, columns of the tile) whose products add up to the scores.
+    score_chunks = [(0, head_dim, 0)]
+    if folded:
+        score_chunks = [
+            (0, ROTATED, 0),
+            (ROTATED, half, value_at + ROTATED),
+            (half, half + ROTATED, ROTATED),
+            (half + ROTATED, head_dim, value_at + half + ROTATED),
+        ]
+
+    @T.prim_func
+    def kernel(
+        q: T.Tensor([q_rows, heads, head_dim], BF16),
+        pool: T.Tensor([pool_tiles, page_size, num_kv_heads, width], BF16),
+        page_ids: T.Tensor([num_page_ids], INT32),
+        plan_ctas: T.Tensor([cta_words], INT32),
+        plan_items: T.Tensor([max_slots, ITEM_WORDS], INT32),
+        partial_out: T.Tensor([max_slots, group, head_dim], FP32),
+        partial_lse: T.Tensor([max_slots, group], FP32),
+        status: T.Tensor([status_words], INT32),
+        sm_scale: T.float32,
+        row_offset: T.int32,
+        num_pages: T.int32,
+        page_tiles: T.int32,
+        layer_tile: T.int32,
+        ctas: T.int32,
+        want_status: T.int32,
+    ):
+        with T.Kernel(ctas, threads=WARPGROUP + 32) as cta:
+            ring = T.alloc_shared([stages, page_size, width], BF16)
+            q_s = T.alloc_shared([2, columns, head_dim], BF16)
+            p_s = T.alloc_shared([2, columns, page_size], BF16)
+            hidden = T.alloc_shared([stages], INT32)
+            full = T.alloc_barrier(arrive_count=[32] * stages)
+            empty = T.alloc_barrier(arrive_count=[WARPGROUP] * stages)
+            q_full = T.alloc_barrier(arrive_count=[32] * 2)
+            q_empty = T.alloc_barrier(arrive_count=[WARPGROUP] * 2)
+            tx = T.get_thread_binding()
+            first_item = T.alloc_var(INT32)
+            items = T.alloc_var(INT32)
+            first_item = T.max(T.min(plan_ctas[cta], max_slots), 0)
+            items = T.max(T.min(plan_ctas[cta + 1], max_slots) - first_item, 0)
+            if tx < WARPGROUP:
+                s = T.alloc_fragment([page_size, columns], FP32)
+                o = T.alloc_fragment([head_dim, columns], FP32)
+                m = T.alloc_fragment([columns], FP32)  # maximum of the raw scores
+                m_new = T.alloc_fragment([columns], FP32)
+                alpha = T.alloc_fragment([columns], FP32)
+                total = T.alloc_fragment([columns], FP32)
+                tile_total = T.alloc_fragment([columns], FP32)
+                scale = sm_scale * LOG2E
+                used = T.alloc_var(INT32)  # stages consumed so far
+                item = T.alloc_var(INT32)
+                tiles = T.alloc_var(INT32)
+                slot = T.alloc_var(INT32)
+                mask = T.alloc_var(INT32)
+                used = 0
+                for i in T.serial(items):
+                    item = first_item + i
+                    tiles = T.max(plan_items[item, TILES], 0)
+                    slot = plan_items[item, SLOT]
+                    T.fill(o, 0)
+                    T.fill(total, 0)
+                    T.fill(m, minus_inf)
+                    T.barrier_wait(q_full[i % 2], (i // 2) & 1)
+                    for t in T.serial(tiles):
+                        T.barrier_wait(full[used % stages], (used // stages) & 1)
+                        mask = hidden[used % stages]
+                        for chunk, (q_from, q_to, k_from) in enumerate(score_chunks):
+                            T.wgmma_gemm(
+                                ring[used % stages, :, k_from : k_from + q_to - q_from],
+                                q_s[i % 2, :, q_from:q_to],
+                                s,
+                                transpose_B=True,
+                                clear_accum=chunk == 0,
+                            )
+                        T.wait_wgmma(0)
+                        if not folded:
+                            T.barrier_arrive(empty[used % stages])
+                            used = used + 1
+                        if mask > 0:
+                            for a, b in T.Parallel(page_size, columns):
+                                s[a, b] = T.if_then_else(a >= mask, s[a, b], minus_inf)
+                        T.reduce_max(s, m_new, dim=0, clear=True)
+                        for b in T.Parallel(columns):
+                            m_new[b] = T.max(m[b], m_new[b])
+                        for b in T.Parallel(columns):
+                            alpha[b] = T.if_then_else(m_new[b] == minus_inf, 1.0, T.exp2((m[b] - m_new[b]) * scale))
+                        for b in T.Parallel(columns):
+                            m[b] = m_new[b]
+                        for b in T.Parallel(columns):
+                            m_new[b] = T.if_then_else(m_new[b] == minus_inf, 0.0, m_new[b] * scale)
+                        for a, b in T.Parallel(page_size, columns):
+                            s[a, b] = T.exp2(s[a, b] * scale - m_new[b])
+                        for a, b in T.Parallel(page_size, columns):
+                            p_s[t % 2, b, a] = s[a, b]
+                        T.fence_proxy_async()
+                        T.reduce_sum(s, tile_total, dim=0, clear=True)
+                        for b in T.Parallel(columns):
+                            total[b] = total[b] * alpha[b] + tile_total[b]
+                        for d, b in T.Parallel(head_dim, columns):
+                            o[d, b] *= alpha[b]
+                        T.sync_threads(3, WARPGROUP)
+                        if not folded:
+                            T.barrier_wait(full[used % stages], (used // stages) & 1)
+                        T.wgmma_gemm(
+                            ring[used % stages, :, value_at : value_at + head_dim],
+                            p_s[t % 2, :, :],
+                            o,
+                            transpose_A=True,
+                            transpose_B=True,
+                        )
+                        T.wait_wgmma(0)
+                        T.barrier_arrive(empty[used % stages])
+                        used = used + 1
+                    T.barrier_arrive(q_empty[i % 2])
+                    if slot >= 0 and slot < max_slots:
+                        for d, b in T.Parallel(head_dim, columns):
+                            if b < group:
+                                partial_out[slot, b, d] = T.if_then_else(total[b] == 0, 0.0, o[d, b] / total[b])
+                        for b in T.Parallel(columns):
+                            if b < group:
+                                partial_lse[slot, b] = T.if_then_else(total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b]))
+            else:
+                lane = tx - WARPGROUP
+                filled = T.alloc_var(INT32)  # stages filled so far
+                item = T.alloc_var(INT32)
+                tiles = T.alloc_var(INT32)
+                row = T.alloc_var(INT32)
+                kv_head = T.alloc_var(INT32)
+                first = T.alloc_var(INT32)
+                last_len = T.alloc_var(INT32)
+                page = T.alloc_var(INT32)
+                tile = T.alloc_var(INT32)
+                start = T.alloc_var(INT32)
+                mask = T.alloc_var(INT32)
+                ids = T.alloc_var(INT32)  # this lane's of the next 32 page ids
+                filled = 0
+                for i in T.serial(items):
+                    item = first_item + i
+                    tiles = T.max(plan_items[item, TILES], 0)
+                    row = plan_items[item, REQUEST] + row_offset
+                    kv_head = plan_items[item, KV_HEAD]
+                    first = plan_items[item, FIRST_PAGE]
+                    last_len = T.max(T.min(plan_items[item, LAST_LEN], page_size), 1)
+                    T.barrier_wait(q_empty[i % 2], ((i // 2) & 1) ^ 1)
+                    T.tma_copy(q[row, kv_head * group : kv_head * group + columns, :], q_s[i % 2, :, :], barrier=q_full[i % 2])
+                    T.barrier_arrive(q_full[i % 2])
+                    for t in T.serial(tiles):
+                        if t % 32 == 0:
+                            ids = page_ids[T.max(T.min(first + t + lane, num_page_ids - 1), 0)]
+                        page = T.shfl_sync(ids, t % 32)
+                        tile = page * page_tiles + layer_tile
+                        start = T.if_then_else(t == tiles - 1, last_len - page_size, 0)
+                        mask = -start
+                        if page < 0 or page >= num_pages:
+                            tile = pool_tiles
+                            mask = page_size
+                            if want_status != 0 and lane == 0:
+                                T.atomic_or(status[0], BAD_PAGE_ID)
+                        T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
+                        if lane == 0:
+                            hidden[filled % stages] = mask
+                        T.tma_copy(
+                            pool[tile, start : start + page_size, kv_head, :],
+                            ring[filled % stages, :, :],
+                            barrier=full[filled % stages],
+                        )
+                        T.barrier_arrive(full[filled % stages])
+                        filled = filled + 1
+                        if not folded:
+                            T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
+                            T.tma_copy(
+                                pool[tile + 1, start : start + page_size, kv_head, :],
+                                ring[filled % stages, :, :],
+                                barrier=full[filled % stages],
+                            )
+                            T.barrier_arrive(full[filled % stages])
+                            filled = filled + 1
+
+    return kernel
+
+
+COLUMNS = 128  # output columns a merging CTA
+LANES = 8  # partials it reads at once
+VECTOR = 4  # columns a thread
+
+
+def merge(head_dim: int) -> Any:
+    """The merge kernel's prim_func: a row's partials, weighed by their lse, into its output.
+
+    One CTA merges 128 columns of one query head of one request: 8 lanes of 32 threads, each lane every eighth partial, then
+    the lanes in order. The sum's order depends on the number of partials alone. A request without partials, or whose partials
+    saw no key, gives zeros and lse = -inf.
+    """
+    q_rows, num_q_heads, group = T.dynamic("q_rows"), T.dynamic("num_q_heads"), T.dynamic("group")
+    max_slots, max_batch = T.dynamic("max_slots"), T.dynamic("max_batch")
+    header_words, lse_rows = T.dynamic("header_words"), T.dynamic("lse_rows")
+    threads = LANES * COLUMNS // VECTOR
+    blocks = head_dim // COLUMNS
+    minus_inf = -T.infinity(FP32)
+
+    @T.prim_func
+    def kernel(
+        plan_header: T.Tensor([header_words], INT32),
+        plan_requests: T.Tensor([max_batch, REQUEST_WORDS], INT32),
+        partial_out: T.Tensor([max_slots, group, head_dim], FP32),
+        partial_lse: T.Tensor([max_slots, group], FP32),
+        out: T.Tensor([q_rows, num_q_heads, head_dim], BF16),
+        lse: T.Tensor([lse_rows, num_q_heads], FP32),
+        num_kv_heads: T.int32,
+        row_offset: T.int32,
+        want_lse: T.int32,
+    ):
+        with T.Kernel(group * blocks, num_kv_heads, max_batch, threads=threads) as (group_block, kv_head, request):
+            sums = T.alloc_shared([LANES, COLUMNS], FP32)
+            weights = T.alloc_shared([LANES], FP32)
+            acc = T.alloc_local([VECTOR], FP32)
+            m = T.alloc_var(FP32)
+            weight = T.alloc_var(FP32)
+            total = T.alloc_var(FP32)
+            value = T.alloc_var(FP32)
+            first = T.alloc_var(INT32)
+            splits = T.alloc_var(INT32)
+            row = T.alloc_var(INT32)
+            tx = T.get_thread_binding()
+            lane = tx // (COLUMNS // VECTOR)
+            column = tx % (COLUMNS // VECTOR) * VECTOR
+            in_group = group_block // blocks
+            block = group_block % blocks
+            head = kv_head * group + in_group
+            row = request + row_offset
+            if request < plan_header[HEADER_BATCH] and row >= 0 and row < q_rows:
+                splits = plan_requests[request, SPLITS]
+                first = plan_requests[request, FIRST_SLOT] + kv_head * splits
+                first = T.max(T.min(first, max_slots), 0)
+                splits = T.max(T.min(splits, max_slots - first), 0)
+                m = minus_inf
+                for s in T.serial(splits):
+                    m = T.max(m, partial_lse[first + s, in_group])
+                total = 0
+                for v in T.unroll(VECTOR):
+                    acc[v] = 0
+                if m > minus_inf:
+                    for k in T.serial(T.ceildiv(splits - lane, LANES)):
+                        weight = T.exp2(partial_lse[first + k * LANES + lane, in_group] - m)
+                        total = total + weight
+                        slot = first + k * LANES + lane
+                        for v in T.vectorized(VECTOR):
+                            acc[v] = acc[v] + weight * partial_out[slot, in_group, block * COLUMNS + column + v]
+                for v in T.vectorized(VECTOR):
+                    sums[lane, column + v] = acc[v]
+                if column == 0:
+                    weights[lane] = total
+                T.sync_threads()
+                if tx < COLUMNS:
+                    total = 0
+                    value = 0
+                    for k in T.unroll(LANES):
+                        total = total + weights[k]
+                        value = value + sums[k, tx]
+                    out[row, head, block * COLUMNS + tx] = T.if_then_else(total > 0, value / total, 0.0)
+                    if want_lse != 0 and block == 0 and tx == 0:
+                        lse[row, head] = T.if_then_else(total > 0, (m + T.log2(total)) * LN2, minus_inf)
+
+    return kernel

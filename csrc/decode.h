@@ -1,0 +1,86 @@
+// The decode's launch values, and the refusals that no field of its arguments states alone.
+#pragma once
+
+#include <cstdint>
+
+#include "decode_plan.h"
+#include "error.h"
+#include "pool.h"
+#include "scale.h"
+#include "tilepress.h"
+
+namespace tilepress {
+
+// What the decode kernels take besides the arguments: the parts of the plan and of the workspace, as device pointers.
+struct DecodeLaunch : PoolTiles {
+  int32_t ctas;
+  int32_t group;
+  int32_t max_batch;
+  int32_t max_slots;
+  int32_t want_lse;
+  int32_t want_status;
+  const int32_t *plan_header;
+  const int32_t *plan_ctas;
+  const int32_t *plan_requests;
+  const int32_t *plan_items;
+  float *partial_out;
+  float *partial_lse;
+  bool nothing;
+
+  bool empty() const { return nothing; }
+};
+
+// Fails where the plan was not built for what the call names.
+static inline int check_plan(const char *entry, const tilepress_decode_args &args) {
+  const int32_t *plan = args.plan_host;
+  if (plan == nullptr) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is null", entry);
+  if (reinterpret_cast<uintptr_t>(plan) % alignof(int32_t) != 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is not aligned to 4 bytes", entry);
+  if (plan[kPlanMagic] != kPlanMagicValue)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is no plan that this library's tilepress_decode_plan wrote", entry);
+  const struct {
+    const char *name;
+    int32_t planned;
+    int32_t named;
+  } numbers[] = {{"num_q_heads", plan[kPlanNumQHeads], args.num_q_heads},
+                 {"num_kv_heads", plan[kPlanNumKvHeads], args.num_kv_heads},
+                 {"page_size", plan[kPlanPageSize], args.page_size},
+                 {"page_format", plan[kPlanPageFormat], args.page_format}};
+  for (const auto &number : numbers)
+    if (number.planned != number.named)
+      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: %s is %d, but plan_host was built for %d", entry, number.name, number.named,
+                  number.planned);
+  return TILEPRESS_OK;
+}
+
+// Fills `launch` or fails. The fields' own limits and the geometry have been checked.
+static inline int prepare(const char *entry, const tilepress_decode_args &args, DecodeLaunch *launch) {
+  if (int code = check_scale(entry, args.sm_scale)) return code;
+  if (int code = prepare_pool(entry, args, launch)) return code;
+  if (int code = check_plan(entry, args)) return code;
+  const int32_t *plan = args.plan_host;
+  launch->ctas = plan[kPlanSmCount];
+  launch->group = args.num_q_heads / args.num_kv_heads;
+  launch->max_batch = plan[kPlanMaxBatch];
+  launch->max_slots = plan[kPlanMaxSlots];
+  launch->want_lse = args.lse != nullptr;
+  launch->want_status = args.status != nullptr;
+  launch->nothing = plan[kPlanBatch] == 0;
+  if (static_cast<int64_t>(args.row_offset) + plan[kPlanBatch] > args.q_rows)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: row_offset %d and the plan's batch %d run past q_rows, %d", entry,
+                args.row_offset, plan[kPlanBatch], args.q_rows);
+  const int64_t need = decode_workspace_bytes(launch->max_slots, launch->group, args.head_dim);
+  if (args.workspace_bytes < need)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace_bytes is %lld; this plan needs %lld", entry,
+                static_cast<long long>(args.workspace_bytes), static_cast<long long>(need));
+  const PlanLayout layout(launch->ctas, launch->max_batch, launch->max_slots);
+  launch->plan_header = args.plan;
+  launch->plan_ctas = args.plan + layout.ctas;
+  launch->plan_requests = args.plan + layout.requests;
+  launch->plan_items = args.plan + layout.items;
+  launch->partial_out = static_cast<float *>(args.workspace);
+  launch->partial_lse = launch->partial_out + static_cast<int64_t>(launch->max_slots) * launch->group * args.head_dim;
+  return TILEPRESS_OK;
+}
+
+}  // namespace tilepress

@@ -1,0 +1,170 @@
+// Plans a decode step. Host code: no CUDA call, no allocation beyond the standard library's, no state.
+#include "decode_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "error.h"
+#include "hand_written.h"
+#include "tilepress.h"
+
+namespace tilepress {
+namespace {
+
+// Partials of each KV head of a request. The request's own pages, the head count and the SM count decide, nothing else of the
+// batch: that is what makes a request's bits its own.
+int64_t splits_of(const tilepress_decode_plan_args &args, int64_t pages) {
+  if (args.chunk_tokens > 0) {
+    const int64_t chunk = args.chunk_tokens / args.page_size;
+    return (pages + chunk - 1) / chunk;
+  }
+  return std::min<int64_t>(pages, std::max(1, args.sm_count / args.num_kv_heads));
+}
+
+int64_t pages_of(const tilepress_decode_plan_args &args, int64_t request) {
+  return (static_cast<int64_t>(args.kv_len[request]) + args.page_size - 1) / args.page_size;
+}
+
+// The declared maximum of slots, or the most that max_batch requests can need under the rule.
+int64_t declared_slots(const tilepress_decode_plan_args &args) {
+  if (args.max_slots > 0) return args.max_slots;
+  return static_cast<int64_t>(args.max_batch) * args.num_kv_heads * std::max(1, args.sm_count / args.num_kv_heads);
+}
+
+int check(const char *entry, const tilepress_decode_plan_args &args) {
+  if (args.num_q_heads % args.num_kv_heads != 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry,
+                args.num_q_heads, args.num_kv_heads);
+  if (args.chunk_tokens % args.page_size != 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: chunk_tokens is %d, not whole tiles of page_size, %d", entry,
+                args.chunk_tokens, args.page_size);
+  if (args.chunk_tokens > 0 && args.max_slots == 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots is 0, but chunk_tokens leaves their number to the lengths; declare it",
+                entry);
+  if (args.batch > args.max_batch)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: batch is %d, past max_batch, %d", entry, args.batch, args.max_batch);
+  if (declared_slots(args) > kMaxSlots)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots comes to %lld; at most %lld", entry,
+                static_cast<long long>(declared_slots(args)), static_cast<long long>(kMaxSlots));
+  return TILEPRESS_OK;
+}
+
+// One run of pages, on its way into the plan.
+struct Item {
+  int32_t words[kItemWords];
+  int32_t cta;
+};
+
+// Cuts every request into runs of pages and gives each KV head of each run a slot. Boundaries are floor(i * pages / splits).
+int cut(const char *entry, const tilepress_decode_plan_args &args, int64_t max_slots, int32_t *requests,
+        std::vector<Item> *items) {
+  int64_t slot = 0;
+  for (int64_t r = 0; r < args.batch; ++r) {
+    const int64_t from = args.page_indptr[r];
+    const int64_t listed = static_cast<int64_t>(args.page_indptr[r + 1]) - from;
+    const int64_t pages = pages_of(args, r);
+    if (args.kv_len[r] < 0)
+      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: kv_len[%lld] is %d; it must be 0 or more", entry, static_cast<long long>(r),
+                  args.kv_len[r]);
+    if (from < 0 || listed < 0)
+      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_indptr[%lld] and the next are %d and %d; they must not decrease from 0",
+                  entry, static_cast<long long>(r), args.page_indptr[r], args.page_indptr[r + 1]);
+    if (listed < pages)
+      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_indptr lists %lld pages for request %lld, but kv_len %d needs %lld",
+                  entry, static_cast<long long>(listed), static_cast<long long>(r), args.kv_len[r],
+                  static_cast<long long>(pages));
+    const int64_t splits = splits_of(args, pages);
+    if (slot + splits * args.num_kv_heads > max_slots)
+      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots is %lld; request %lld needs slots up to %lld", entry,
+                  static_cast<long long>(max_slots), static_cast<long long>(r),
+                  static_cast<long long>(slot + splits * args.num_kv_heads));
+    requests[r * kRequestWords + kRequestFirstSlot] = static_cast<int32_t>(slot);
+    requests[r * kRequestWords + kRequestSplits] = static_cast<int32_t>(splits);
+    for (int64_t head = 0; head < args.num_kv_heads; ++head) {
+      for (int64_t i = 0; i < splits; ++i, ++slot) {
+        const int64_t first = i * pages / splits;
+        const int64_t last = (i + 1) * pages / splits;
+        const int64_t end = std::min<int64_t>(last * args.page_size, args.kv_len[r]);
+        Item item{};
+        item.words[kItemRequest] = static_cast<int32_t>(r);
+        item.words[kItemKvHead] = static_cast<int32_t>(head);
+        item.words[kItemFirstPage] = static_cast<int32_t>(from + first);
+        item.words[kItemTiles] = static_cast<int32_t>(last - first);
+        item.words[kItemSlot] = static_cast<int32_t>(slot);
+        item.words[kItemLastLen] = static_cast<int32_t>(end - (last - 1) * args.page_size);
+        items->push_back(item);
+      }
+    }
+  }
+  return TILEPRESS_OK;
+}
+
+// Longest item first, each to the CTA with the fewest pages so far: which CTA runs an item changes no bit of it.
+void assign(int32_t sm_count, std::vector<Item> *items) {
+  std::stable_sort(items->begin(), items->end(),
+                   [](const Item &a, const Item &b) { return a.words[kItemTiles] > b.words[kItemTiles]; });
+  using Load = std::pair<int64_t, int32_t>;  // pages, CTA
+  std::priority_queue<Load, std::vector<Load>, std::greater<Load>> loads;
+  for (int32_t cta = 0; cta < sm_count; ++cta) loads.push({0, cta});
+  for (Item &item : *items) {
+    const Load load = loads.top();
+    loads.pop();
+    item.cta = load.second;
+    loads.push({load.first + item.words[kItemTiles], load.second});
+  }
+  std::stable_sort(items->begin(), items->end(), [](const Item &a, const Item &b) { return a.cta < b.cta; });
+}
+
+}  // namespace
+
+int run_decode_plan_size(const char *entry, const tilepress_decode_plan_args &args) {
+  if (int code = check(entry, args)) return code;
+  const int64_t slots = declared_slots(args);
+  *args.plan_words_out = PlanLayout(args.sm_count, args.max_batch, slots).words;
+  *args.workspace_bytes_out = decode_workspace_bytes(slots, args.num_q_heads / args.num_kv_heads, args.head_dim);
+  return TILEPRESS_OK;
+}
+
+int run_decode_plan(const char *entry, const tilepress_decode_plan_args &args) {
+  if (int code = check(entry, args)) return code;
+  const int64_t slots = declared_slots(args);
+  const PlanLayout layout(args.sm_count, args.max_batch, slots);
+  if (args.plan == nullptr) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan is null", entry);
+  if (args.plan_words < layout.words)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_words is %lld; this plan needs %lld", entry,
+                static_cast<long long>(args.plan_words), static_cast<long long>(layout.words));
+  if (args.batch > 0 && (args.kv_len == nullptr || args.page_indptr == nullptr))
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: %s is null", entry, args.kv_len == nullptr ? "kv_len" : "page_indptr");
+
+  // Refuse before writing: a caller's last plan stays whole.
+  std::vector<int32_t> requests(static_cast<size_t>(args.max_batch) * kRequestWords, 0);
+  std::vector<Item> items;
+  if (int code = cut(entry, args, slots, requests.data(), &items)) return code;
+  assign(args.sm_count, &items);
+
+  int32_t *plan = args.plan;
+  std::memset(plan, 0, static_cast<size_t>(layout.words) * sizeof *plan);
+  plan[kPlanMagic] = kPlanMagicValue;
+  plan[kPlanBatch] = args.batch;
+  plan[kPlanItems] = static_cast<int32_t>(items.size());
+  plan[kPlanNumQHeads] = args.num_q_heads;
+  plan[kPlanNumKvHeads] = args.num_kv_heads;
+  plan[kPlanPageSize] = args.page_size;
+  plan[kPlanPageFormat] = args.page_format;
+  plan[kPlanMaxBatch] = args.max_batch;
+  plan[kPlanMaxSlots] = static_cast<int32_t>(slots);
+  plan[kPlanSmCount] = args.sm_count;
+  std::copy(requests.begin(), requests.end(), plan + layout.requests);
+  for (size_t i = 0; i < items.size(); ++i) {
+    std::copy_n(items[i].words, static_cast<size_t>(kItemWords), plan + layout.items + i * kItemWords);
+    ++plan[layout.ctas + items[i].cta + 1];
+  }
+  for (int32_t cta = 0; cta < args.sm_count; ++cta) plan[layout.ctas + cta + 1] += plan[layout.ctas + cta];
+  return TILEPRESS_OK;
+}
+
+}  // namespace tilepress

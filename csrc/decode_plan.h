@@ -1,0 +1,65 @@
+// The decode plan: which CTA reads which pages of which request, as one array of int32 that the caller copies to the device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tilepress {
+
+// Words of the header. It names what the plan was built for, so that a call that names something else is refused.
+enum PlanHeader : size_t {
+  kPlanMagic,
+  kPlanBatch,
+  kPlanItems,
+  kPlanNumQHeads,
+  kPlanNumKvHeads,
+  kPlanPageSize,
+  kPlanPageFormat,
+  kPlanMaxBatch,
+  kPlanMaxSlots,
+  kPlanSmCount,
+  kPlanHeaderWords = 16,
+};
+
+// Words of an item, as codegen/kernels/decode.py reads them. An item is `kItemTiles` pages of one request and KV head, from
+// page_ids[kItemFirstPage] on; its partial goes to slot kItemSlot; kItemLastLen tokens of its last page are the request's.
+enum PlanItem : size_t {
+  kItemRequest,
+  kItemKvHead,
+  kItemFirstPage,
+  kItemTiles,
+  kItemSlot,
+  kItemLastLen,
+  kItemWords = 8,
+};
+
+// Words of a request: the slot of its first KV head's first partial, and the partials of each of its KV heads.
+enum PlanRequest : size_t { kRequestFirstSlot, kRequestSplits, kRequestWords };
+
+inline constexpr int64_t kMaxSlots = int64_t{1} << 24;
+
+inline constexpr int32_t kPlanMagicValue = 0x54504431;  // "TPD1": changes with this layout
+
+// Where the parts of a plan lie, in words. Padded to fixed sizes: a captured graph reads the same places in every replay.
+struct PlanLayout {
+  int64_t ctas;      // [sm_count + 1]: CTA c has the items ctas[c] to ctas[c + 1]
+  int64_t requests;  // [max_batch, kRequestWords]
+  int64_t items;     // [max_slots, kItemWords]
+  int64_t words;
+
+  PlanLayout(int64_t sm_count, int64_t max_batch, int64_t max_slots)
+      : ctas(kPlanHeaderWords),
+        requests(ctas + round_up(sm_count + 1)),
+        items(requests + round_up(max_batch * static_cast<int64_t>(kRequestWords))),
+        words(items + max_slots * static_cast<int64_t>(kItemWords)) {}
+
+ private:
+  static int64_t round_up(int64_t words) { return (words + 3) / 4 * 4; }
+};
+
+// Bytes of a workspace: fp32 partial outputs [max_slots, group, head_dim], then their base-2 lse [max_slots, group].
+static inline int64_t decode_workspace_bytes(int64_t max_slots, int64_t group, int64_t head_dim) {
+  return max_slots * group * (head_dim + 1) * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace tilepress
