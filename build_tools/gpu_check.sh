@@ -45,7 +45,7 @@ step() {
 }
 
 step host bash -c 'set -e; nvidia-smi; nvcc --version; cmake --version; ninja --version; python3 -c "import sys, torch; print(sys.version, torch.__version__)"'
-step build python3 -m codegen build --from "$emitted" --python --out "$out"
+step build python3 -m codegen build --arch sm_90 --from "$emitted" --python --out "$out"
 step tests env PEGAINFER_REQUIRE_GPU=1 python3 -m pytest -m gpu -q --durations=10 -p no:cacheprovider tests/gpu
 # torch probes the driver for functions it may lack; those calls fail by design and are not the library's.
 step sanitize compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python3 tests/gpu/sanitize.py
