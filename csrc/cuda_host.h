@@ -50,7 +50,7 @@ int check_cuda(const char *what, cudaError_t error);
 
 // An argument's address as the kernel's parameter type.
 template <typename T>
-T *pointer_to(const void *address) {
+static T *pointer_to(const void *address) {
   return static_cast<T *>(const_cast<void *>(address));
 }
 

@@ -25,7 +25,7 @@ inline constexpr int32_t kTileRows = 64;
 inline constexpr int64_t kMaxGridY = 65535;
 
 // Slots up to the last tile that a request owns; fails where q_indptr_host is not a list of row ranges within q_rows.
-inline int count_query_tiles(const char *entry, const tilepress_prefill_args &args, int64_t *slots) {
+static inline int count_query_tiles(const char *entry, const tilepress_prefill_args &args, int64_t *slots) {
   const int32_t *indptr = args.q_indptr_host;
   if (args.q_rows == 0 || args.batch == 0) {
     *slots = 0;
@@ -52,7 +52,7 @@ inline int count_query_tiles(const char *entry, const tilepress_prefill_args &ar
 }
 
 // Fills `launch` or fails. The fields' own limits and the geometry have been checked.
-inline int prepare(const char *entry, const tilepress_prefill_args &args, PrefillLaunch *launch) {
+static inline int prepare(const char *entry, const tilepress_prefill_args &args, PrefillLaunch *launch) {
   if (!(std::isfinite(args.sm_scale) && args.sm_scale > 0.0f))
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: sm_scale is %g; it must be finite and above 0", entry,
                 static_cast<double>(args.sm_scale));
