@@ -5,7 +5,7 @@
 # Usage: build_tools/gpu_check.sh RESULTS [EMITTED]     from anywhere; EMITTED defaults to carry/emitted
 #   RESULTS          folder for every step's output, summary.txt and prefill.json
 #   CARRIED          folders of carried Python packages, colon-separated, put in front of PYTHONPATH
-#   OUT              where the build goes, default out
+#   BUILD_OUT        where the build goes, default out
 #   TILEPRESS_COMMIT what the bench records as the commit
 #   STEPS            which steps to run, default "host build tests sanitize bench"
 #   STEP_SECONDS     time a step may take, default 280
@@ -15,7 +15,7 @@ set -uo pipefail
 results=$(realpath -m "${1:?usage: build_tools/gpu_check.sh RESULTS [EMITTED]}")
 emitted=$(realpath -m "${2:-$(dirname "$0")/../carry/emitted}")
 cd "$(dirname "$0")/.." || exit 2
-out=$(realpath -m "${OUT:-out}")
+out=$(realpath -m "${BUILD_OUT:-out}")
 steps=${STEPS:-host build tests sanitize bench}
 mkdir -p "$results" || exit 2
 : >"$results/summary.txt"
@@ -45,7 +45,7 @@ step() {
 }
 
 step host bash -c 'set -e; nvidia-smi; nvcc --version; cmake --version; ninja --version; python3 -c "import sys, torch; print(sys.version, torch.__version__)"'
-step build python3 -m codegen build --from "$emitted" --python --out "$out"
+step build python3 -m codegen build --arch sm_90 --from "$emitted" --python --out "$out"
 step tests env PEGAINFER_REQUIRE_GPU=1 python3 -m pytest -m gpu -q --durations=10 -p no:cacheprovider tests/gpu
 # torch probes the driver for functions it may lack; those calls fail by design and are not the library's.
 step sanitize compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python3 tests/gpu/sanitize.py

@@ -136,7 +136,7 @@ def subjects(context: Context, kernels: Mapping[str, Sequence[Lowered]]) -> list
     return [
         Subject(lowered, context.arch, abi.kernel_names(family.operation), family.tma and kernel.stage.tma)
         for family in context.table.family
-        for kernel, lowered in zip(family.kernels, kernels[family.name], strict=True)
+        for kernel, lowered in zip(family.kernels, kernels[family.name], strict=not context.stub)
     ]
 
 

@@ -14,10 +14,22 @@ from rich.table import Table as Grid
 from codegen import abi, build, rendering, symbols, table, toolchain, tree
 from codegen.cache import default_root
 from codegen.errors import EXIT_CODES, OutputError, TilepressError, ToolchainError
+from codegen.formats import FORMATS
 from codegen.progress import Progress
 
 CODES = "\n".join(f"  {error.exit_code}  {error.meaning}" for error in EXIT_CODES)
 EPILOG = f"\b\nExit codes:\n  0  done\n  2  the command line is wrong\n{CODES}"
+WATCHED_VARIABLES = (
+    "PEGAINFER_GEMMA4_TILELANG_PYTHON",
+    "TILEPRESS_CACHE",
+    "TILEPRESS_CUDA",
+    "CUDACXX",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CXX",
+    "CMAKE_CXX_COMPILER_LAUNCHER",
+    "CMAKE_CUDA_COMPILER_LAUNCHER",
+)
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
@@ -149,7 +161,7 @@ def verify_command(table_path: Path, families: tuple[str, ...], out: Path, updat
 @main.command("list")
 @shared_options
 def list_command(table_path: Path, families: tuple[str, ...]) -> None:
-    """Show the families, their instances, and which instance serves which model."""
+    """Show the families, their kernels, and which serve which model."""
     selected = table.load(table_path).select(families)
     console = Console()
     rows = Grid("entry", "layer", "head_dim", "page", "formats", "groups")
@@ -163,16 +175,16 @@ def list_command(table_path: Path, families: tuple[str, ...]) -> None:
             ", ".join(map(str, family.groups)),
         )
     console.print(rows)
-    served = Grid("model", "layer", "heads (q/kv)", "group", "instances")
+    served = Grid("model", "layer", "heads (q/kv)", "group", "kernels")
     for model in selected.model:
         for layer in table.LAYERS:
             heads = model.heads(layer)
             names = [
-                instance.name
+                kernel.name
                 for family in selected.family
                 if family.layer == layer and family.head_dim == heads.head_dim
-                for instance in family.instances
-                if instance.group == heads.group
+                for kernel in family.kernels
+                if kernel.group == heads.group and (model.k_eq_v or not FORMATS[kernel.page_format].needs_k_eq_v)
             ]
             served.add_row(model.name, layer, f"{heads.q_heads}/{heads.kv_heads}", str(heads.group), ", ".join(names) or "none")
     console.print(served)
@@ -214,12 +226,14 @@ def cargo_lines(report: build.Report) -> str:
     lines = [f"cargo::rustc-link-search=native={out / 'lib'}", "cargo::rustc-link-lib=static=tilepress"]
     if report.cuda:
         lines += [f"cargo::rustc-link-search=native={report.cuda.lib}", "cargo::rustc-link-lib=dylib=cudart"]
+        lines.append(f"cargo::metadata=cudart={report.cuda.lib}")
     lines += [
         "cargo::rustc-link-lib=dylib=stdc++",
         f"cargo::rustc-env=TILEPRESS_RUST={out / 'rust'}",
         f"cargo::metadata=include={out / 'include'}",
-        "cargo::rerun-if-env-changed=TILEPRESS_CACHE",
-        "cargo::rerun-if-env-changed=PEGAINFER_GEMMA4_TILELANG_PYTHON",
+        *(f"cargo::rerun-if-env-changed={name}" for name in WATCHED_VARIABLES),
+        # The folders too, for files that are new there.
+        *(f"cargo::rerun-if-changed={folder}" for folder in (tree.ROOT / "csrc", tree.ROOT / "codegen" / "templates")),
     ]
     lines += [f"cargo::rerun-if-changed={path}" for path in report.inputs]
     return "\n".join(lines)

@@ -55,15 +55,9 @@ OOB_FILLS = MappingProxyType({0: "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE"})
 
 SCALARS = frozenset({"int32", "int64", "float32"})
 ELEMENTS = frozenset({"bfloat16", "float32", "int32"})
-LAUNCH_PARAMS = (
-    "blockIdx.x",
-    "blockIdx.y",
-    "blockIdx.z",
-    "threadIdx.x",
-    "threadIdx.y",
-    "threadIdx.z",
-    "tirx.use_dyn_shared_memory",
-)
+GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
+BLOCK = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
+DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 
 
 def _fast_math(value: Any) -> list[str]:
@@ -161,17 +155,19 @@ def facts(name: str, artifact: Any, flags: tuple[str, ...], tilelang: str, log: 
     launches = calls.get(kernel, [])
     if len(launches) != 1:
         raise LoweringError(f"{name}: the host module launches {kernel} {len(launches)} times; expected once.")
-    launch_params = tuple(str(param) for param in function.attrs["tirx.kernel_launch_params"])
-    if launch_params != LAUNCH_PARAMS:
-        raise LoweringError(f"{name}: launch parameters {launch_params} are not the known {LAUNCH_PARAMS}.")
+    launch_params = [str(param) for param in function.attrs["tirx.kernel_launch_params"]]
+    unknown = [param for param in launch_params if param not in (*GRID, *BLOCK, DYNAMIC_SHARED)]
+    if unknown:
+        raise LoweringError(f"{name}: launch parameters {unknown} are unknown; known: {(*GRID, *BLOCK, DYNAMIC_SHARED)}.")
     params = _params(name, function, {tensor_map.name for tensor_map in maps})
     launch = launches[0]
-    arguments, geometry = launch[: len(params)], launch[len(params) :]
-    if len(geometry) != len(LAUNCH_PARAMS) or [_name_of(arg) for arg in arguments] != [param.name for param in params]:
+    arguments, values = launch[: len(params)], launch[len(params) :]
+    if len(values) != len(launch_params) or [_name_of(arg) for arg in arguments] != [param.name for param in params]:
         raise LoweringError(f"{name}: the launch's arguments are not the kernel's parameters followed by its geometry.")
+    geometry = dict(zip(launch_params, values, strict=True))
     symbols: set[str] = set()
-    grid = [c_expression(extent, symbols) for extent in geometry[:3]]
-    block = [_constant(name, extent) for extent in geometry[3:6]]
+    grid = [c_expression(geometry.get(axis, 1), symbols) for axis in GRID]
+    block = [_constant(name, geometry.get(axis, 1)) for axis in BLOCK]
     for args in calls.get("__tvm_tensormap_create_tiled", []):
         for argument in args[4:]:
             c_expression(argument, symbols)
@@ -183,7 +179,7 @@ def facts(name: str, artifact: Any, flags: tuple[str, ...], tilelang: str, log: 
         tensor_maps=maps,
         grid=(grid[0], grid[1], grid[2]),
         block=(block[0], block[1], block[2]),
-        dynamic_shared_bytes=_constant(name, geometry[6]),
+        dynamic_shared_bytes=_constant(name, geometry.get(DYNAMIC_SHARED, 0)),
         symbols=tuple(sorted(symbols)),
         nvcc_flags=flags,
         tilelang=tilelang,

@@ -32,12 +32,13 @@ def manifest(tree: Tree, nvcc: str, resources: Mapping[str, Resources]) -> str:
 
 
 def _entry(entry: abi.Entry) -> dict[str, Any]:
+    record = {"name": entry.name, "struct": entry.struct.name, "signature_hash": entry.signature_hash}
+    if not isinstance(entry, abi.FamilyEntry):
+        return record
     family = entry.family
     return {
-        "name": entry.name,
+        **record,
         "operation": family.operation,
-        "struct": entry.operation.struct.name,
-        "signature_hash": entry.signature_hash,
         "head_dim": family.head_dim,
         "page_size": family.page_size,
         "groups": list(family.groups),

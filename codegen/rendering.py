@@ -9,14 +9,16 @@ import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from codegen import abi
-from codegen.abi import Entry, Field
+from codegen.abi import Entry, FamilyEntry, Field, HandWritten, Struct
 from codegen.errors import OutputError
+from codegen.formats import FORMATS
 from codegen.lowered import Lowered
 from codegen.table import Arch, Table
 
@@ -40,13 +42,15 @@ def describe(field: Field) -> str:
 
 
 def describe_entry(entry: Entry) -> str:
-    """What an entry does and what it is compiled for."""
-    family = entry.family
-    return (
-        f"{entry.operation.doc} Compiled for head_dim {family.head_dim}, page_size {family.page_size}, page formats "
-        f"{', '.join(family.formats)}, groups (num_q_heads / num_kv_heads) {', '.join(map(str, family.groups))}. Returns a "
-        "TILEPRESS_* code."
-    )
+    """What an entry does and, where a row made it, what it is compiled for."""
+    compiled = ""
+    if isinstance(entry, FamilyEntry):
+        family = entry.family
+        compiled = (
+            f" Compiled for head_dim {family.head_dim}, page_size {family.page_size}, page formats "
+            f"{', '.join(family.formats)}, groups (num_q_heads / num_kv_heads) {', '.join(map(str, family.groups))}."
+        )
+    return f"{entry.doc}{compiled} Returns a TILEPRESS_* code."
 
 
 def limits(field: Field) -> str:
@@ -127,7 +131,7 @@ class Unit:
     flags: tuple[str, ...] = ()
 
 
-HOST_SOURCES = ("error.cpp", "instances.cpp")
+HOST_SOURCES = ("error.cpp", "instances.cpp", "pool.cpp")
 CUDA_HOST_SOURCES = ("cuda_host.cpp",)
 
 
@@ -140,6 +144,8 @@ def public_values(table: Table) -> dict[str, object]:
         "status_bits": abi.STATUS_BITS,
         "structs": abi.structs(table),
         "entries": abi.entries(table),
+        "family_entries": abi.family_entries(table),
+        "hand_written": abi.hand_written(table),
         "functions": abi.FUNCTIONS,
     }
 
@@ -164,35 +170,64 @@ def abi_document(table: Table) -> str:
     return render("abi.md.j2", **public_values(table))
 
 
-def launch_struct(entry: Entry) -> str:
+def page_formats_header() -> str:
+    """page_formats.h: what a page of each format holds, for the C sources."""
+    return render("page_formats.h.j2", formats=list(FORMATS.values()))
+
+
+def hand_written_header(table: Table) -> str:
+    """Declarations of the hand-written entries' bodies."""
+    return render("hand_written.h.j2", entries=abi.hand_written(table))
+
+
+def hand_written_source(context: Context, entry: HandWritten) -> str:
+    """A hand-written entry's checks."""
+    return render(
+        "hand_written.cpp.j2", entry=entry, stub=context.stub, arch=_capability(context.arch), **_checked(entry.struct)
+    )
+
+
+def _checked(struct: Struct) -> dict[str, object]:
+    """What the checks of a struct's fields are rendered from."""
+    return {
+        "numbers": [field for field in struct.fields if not field.type.pointer and field.name != "struct_size"],
+        "pointers": [field for field in struct.fields if field.type.pointer],
+    }
+
+
+def _capability(arch: Arch) -> dict[str, str]:
+    major, minor = arch.compute_capability.split(".")
+    return {"major": major, "minor": minor}
+
+
+def launch_struct(entry: FamilyEntry) -> str:
     """The C++ struct of an operation's launch values, in csrc/<operation>.h."""
     return f"{entry.operation.name.title().replace('_', '')}Launch"
 
 
-def entry_source(context: Context, entry: Entry, kernels: Sequence[Lowered]) -> str:
-    """The entry's checks and its choice of instance. Shared memory is the largest need among its kernels."""
+def entry_source(context: Context, entry: FamilyEntry, kernels: Sequence[Lowered]) -> str:
+    """The entry's checks and its choice of kernels. Shared memory is the largest need among them."""
     reserved = context.arch.reserved_shared_memory_bytes
     need = max((kernel.dynamic_shared_bytes for kernel in kernels), default=0) + reserved
-    major, minor = context.arch.compute_capability.split(".")
-    fields = entry.operation.struct.fields
+    stages = [list(kernels) for _, kernels in groupby(entry.family.kernels, key=lambda kernel: kernel.stage)]
     return render(
         "entry.cpp.j2",
         entry=entry,
         stub=context.stub,
         launch_struct=launch_struct(entry),
-        numbers=[f for f in fields if not f.type.pointer and f.name != "struct_size"],
-        pointers=[f for f in fields if f.type.pointer],
-        arch={"major": major, "minor": minor},
+        stages=stages,
+        arch=_capability(context.arch),
         shared_memory_bytes=need,
+        **_checked(entry.struct),
     )
 
 
-def launchers_header(entry: Entry) -> str:
+def launchers_header(entry: FamilyEntry) -> str:
     """Declarations of a family's launchers."""
     return render("launchers.h.j2", entry=entry, launch_struct=launch_struct(entry))
 
 
-def kernel_source(entry: Entry, lowered: Lowered) -> str:
+def kernel_source(entry: FamilyEntry, lowered: Lowered) -> str:
     """A kernel's CUDA text followed by its launcher."""
     derived = set(entry.operation.derived)
     bound = [

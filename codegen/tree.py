@@ -31,12 +31,12 @@ VENDORED = (
     ("src/tl_templates", "vendor/tilelang/tl_templates"),
     ("3rdparty/cutlass/include", "vendor/cutlass/include"),
 )
-LICENSES = (("3rdparty/cutlass/LICENSE.txt", "vendor/cutlass/LICENSE.txt"),)
+LICENSES = ("LICENSE", "NOTICE")  # NOTICE holds the vendored headers' licence texts: their wheel carries none beside them
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A generated source tree on disk. kernels: by family name, one per instance, in the table's order."""
+    """A generated source tree on disk. kernels: by family name, in launch order."""
 
     root: Path
     context: Context
@@ -59,7 +59,11 @@ def units(context: Context, kernels: Mapping[str, Sequence[Lowered]]) -> tuple[U
     host = rendering.HOST_SOURCES if context.stub else rendering.HOST_SOURCES + rendering.CUDA_HOST_SOURCES
     result = [Unit(Path(name).stem, f"csrc/{name}") for name in host]
     result.append(Unit("library", "generated/library.cpp"))
-    for entry in abi.entries(context.table):
+    hand_written = abi.hand_written(context.table)
+    result += [Unit(entry.short_name, f"generated/{entry.short_name}.cpp") for entry in hand_written]
+    bodies = dict.fromkeys(entry.source for entry in hand_written if not (entry.cuda and context.stub))
+    result += [Unit(f"{Path(name).stem}_body", f"csrc/{name}") for name in bodies]
+    for entry in abi.family_entries(context.table):
         result.append(Unit(entry.family.name, f"generated/{entry.family.name}.cpp"))
         for lowered in kernels[entry.family.name]:
             result.append(Unit(lowered.name, f"generated/{lowered.name}.cu", lowered.nvcc_flags))
@@ -83,9 +87,8 @@ def write(
     if tilelang_root and vendor:
         for source, target in VENDORED:
             _copy_tree(tilelang_root / source, root / target)
-        for source, target in LICENSES:
-            if (tilelang_root / source).is_file():
-                shutil.copyfile(tilelang_root / source, root / target)
+        for name in LICENSES:
+            writer.write(name, (ROOT / name).read_text(encoding="utf-8"))
         relative_includes = ["vendor/tilelang", "vendor/cutlass/include"]
         includes = [f"${{CMAKE_CURRENT_LIST_DIR}}/{path}" for path in relative_includes]
     elif tilelang_root:
@@ -101,7 +104,11 @@ def write(
     writer.write("generated/tilepress_sys.rs", rendering.rust_bindings(table))
     writer.write("generated/python.cpp", rendering.python_bindings(table))
     writer.write("generated/library.cpp", rendering.library_source(context))
-    for entry in abi.entries(table):
+    writer.write("generated/page_formats.h", rendering.page_formats_header())
+    writer.write("generated/hand_written.h", rendering.hand_written_header(table))
+    for hand_written in abi.hand_written(table):
+        writer.write(f"generated/{hand_written.short_name}.cpp", rendering.hand_written_source(context, hand_written))
+    for entry in abi.family_entries(table):
         family = entry.family.name
         writer.write(f"generated/{family}.cpp", rendering.entry_source(context, entry, kernels[family]))
         if not context.stub:

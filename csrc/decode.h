@@ -34,8 +34,6 @@ struct DecodeLaunch : PoolTiles {
 static inline int check_plan(const char *entry, const tilepress_decode_args &args) {
   const int32_t *plan = args.plan_host;
   if (plan == nullptr) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is null", entry);
-  if (reinterpret_cast<uintptr_t>(plan) % alignof(int32_t) != 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is not aligned to 4 bytes", entry);
   if (plan[kPlanMagic] != kPlanMagicValue)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is no plan that this library's tilepress_decode_plan wrote", entry);
   const struct {

@@ -10,6 +10,7 @@
 
 #include "error.h"
 #include "hand_written.h"
+#include "page_formats.h"
 #include "tilepress.h"
 
 namespace tilepress {
@@ -30,23 +31,26 @@ int64_t pages_of(const tilepress_decode_plan_args &args, int64_t request) {
 }
 
 // The declared maximum of slots, or the most that max_batch requests can need under the rule.
-int64_t declared_slots(const tilepress_decode_plan_args &args) {
+template <typename Args>
+int64_t declared_slots(const Args &args) {
   if (args.max_slots > 0) return args.max_slots;
   return static_cast<int64_t>(args.max_batch) * args.num_kv_heads * std::max(1, args.sm_count / args.num_kv_heads);
 }
 
-int check(const char *entry, const tilepress_decode_plan_args &args) {
+// What both entries refuse.
+template <typename Args>
+int check(const char *entry, const Args &args) {
   if (args.num_q_heads % args.num_kv_heads != 0)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry,
                 args.num_q_heads, args.num_kv_heads);
+  if (find_page_format(args.page_format) == nullptr)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_format is %d, which is none", entry, args.page_format);
   if (args.chunk_tokens % args.page_size != 0)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: chunk_tokens is %d, not whole tiles of page_size, %d", entry,
                 args.chunk_tokens, args.page_size);
   if (args.chunk_tokens > 0 && args.max_slots == 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots is 0, but chunk_tokens leaves their number to the lengths; declare it",
-                entry);
-  if (args.batch > args.max_batch)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: batch is %d, past max_batch, %d", entry, args.batch, args.max_batch);
+    return fail(TILEPRESS_INVALID_ARGUMENT,
+                "%s: max_slots is 0, but chunk_tokens leaves their number to the lengths; declare it", entry);
   if (declared_slots(args) > kMaxSlots)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots comes to %lld; at most %lld", entry,
                 static_cast<long long>(declared_slots(args)), static_cast<long long>(kMaxSlots));
@@ -121,7 +125,7 @@ void assign(int32_t sm_count, std::vector<Item> *items) {
 
 }  // namespace
 
-int run_decode_plan_size(const char *entry, const tilepress_decode_plan_args &args) {
+int run_decode_plan_size(const char *entry, const tilepress_decode_plan_size_args &args) {
   if (int code = check(entry, args)) return code;
   const int64_t slots = declared_slots(args);
   *args.plan_words_out = PlanLayout(args.sm_count, args.max_batch, slots).words;
@@ -131,15 +135,13 @@ int run_decode_plan_size(const char *entry, const tilepress_decode_plan_args &ar
 
 int run_decode_plan(const char *entry, const tilepress_decode_plan_args &args) {
   if (int code = check(entry, args)) return code;
+  if (args.batch > args.max_batch)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: batch is %d, past max_batch, %d", entry, args.batch, args.max_batch);
   const int64_t slots = declared_slots(args);
   const PlanLayout layout(args.sm_count, args.max_batch, slots);
-  if (args.plan == nullptr) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan is null", entry);
   if (args.plan_words < layout.words)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_words is %lld; this plan needs %lld", entry,
                 static_cast<long long>(args.plan_words), static_cast<long long>(layout.words));
-  if (args.batch > 0 && (args.kv_len == nullptr || args.page_indptr == nullptr))
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: %s is null", entry, args.kv_len == nullptr ? "kv_len" : "page_indptr");
-
   // Refuse before writing: a caller's last plan stays whole.
   std::vector<int32_t> requests(static_cast<size_t>(args.max_batch) * kRequestWords, 0);
   std::vector<Item> items;

@@ -36,9 +36,9 @@ enum PlanItem : size_t {
 // Words of a request: the slot of its first KV head's first partial, and the partials of each of its KV heads.
 enum PlanRequest : size_t { kRequestFirstSlot, kRequestSplits, kRequestWords };
 
-inline constexpr int64_t kMaxSlots = int64_t{1} << 24;
+constexpr int64_t kMaxSlots = int64_t{1} << 24;
 
-inline constexpr int32_t kPlanMagicValue = 0x54504431;  // "TPD1": changes with this layout
+constexpr int32_t kPlanMagicValue = 0x54504431;  // "TPD1": changes with this layout
 
 // Where the parts of a plan lie, in words. Padded to fixed sizes: a captured graph reads the same places in every replay.
 struct PlanLayout {

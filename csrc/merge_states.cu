@@ -48,8 +48,7 @@ static __global__ void __launch_bounds__(kThreads)
   }
   const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
   Chunk chunk;
-  for (int i = 0; i < kColumns / 2; ++i)
-    chunk.pairs[i] = __floats2bfloat162_rn(sum[2 * i] * inverse, sum[2 * i + 1] * inverse);
+  for (int i = 0; i < kColumns / 2; ++i) chunk.pairs[i] = __floats2bfloat162_rn(sum[2 * i] * inverse, sum[2 * i + 1] * inverse);
   out[index] = chunk.words;
   if (lse != nullptr && index % chunks == 0) lse[row] = maximum + logf(total);
 }

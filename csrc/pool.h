@@ -9,7 +9,7 @@
 
 namespace tilepress {
 
-inline constexpr int32_t kTileRows = 64;
+constexpr int32_t kTileRows = 64;
 
 // Tiles of the pool, of a page over all layers, and the layer's first tile inside a page.
 struct PoolTiles {

@@ -19,7 +19,7 @@ struct PrefillLaunch : PoolTiles {
   bool empty() const { return q_tiles == 0; }
 };
 
-inline constexpr int64_t kMaxGridY = 65535;
+constexpr int64_t kMaxGridY = 65535;
 
 // Slots up to the last tile that a request owns; fails where q_indptr_host is not a list of row ranges within q_rows.
 static inline int count_query_tiles(const char *entry, const tilepress_prefill_args &args, int64_t *slots) {

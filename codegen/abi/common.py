@@ -61,9 +61,9 @@ FUNCTIONS = (
             (CType.I32, "k_eq_v"),
             (CType.OUT_I64, "bytes"),
         ),
-        "Bytes of a pool of num_pages pages, each page_size tokens of num_layers layers, into *bytes. k_eq_v: 1 where K and V of "
-        "the model's layers are one projection, else 0; the folded format is refused without it. Returns a TILEPRESS_* code. "
-        "Makes no CUDA call.",
+        "Bytes of a pool of num_pages pages, each page_size tokens of num_layers layers, into *bytes. k_eq_v: 1 where K and V "
+        "of the model's layers are one projection, else 0; the folded format is refused without it. Returns a TILEPRESS_* "
+        "code. Makes no CUDA call.",
     ),
 )
 
@@ -123,5 +123,6 @@ MERGE_STATES = HandWritten(
     ),
     source="merge_states.cu",
     refusals=("source_stride or lse_stride below one source's elements, where there is more than one source",),
+    empty_when="num_rows",
 )
 HAND_WRITTEN = (MERGE_STATES,)

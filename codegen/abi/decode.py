@@ -74,7 +74,14 @@ PLAN = HandWritten(
                 align=4,
                 count="batch",
             ),
-            Field("plan", CType.OUT_I32, "the plan, written whole; copy it to the device", "int32 [plan_words]", Memory.HOST, align=4),
+            Field(
+                "plan",
+                CType.OUT_I32,
+                "the plan, written whole; copy it to the device",
+                "int32 [plan_words]",
+                Memory.HOST,
+                align=4,
+            ),
             Field("plan_words", CType.I64, "length of plan", minimum=0),
             Field("batch", CType.I32, "requests", minimum=0),
             *LIMITS,
@@ -84,10 +91,10 @@ PLAN = HandWritten(
         ),
     ),
     doc=(
-        "Plans a decode step into the caller's array. How a request is split depends on its own length, the head counts and the "
-        "SM count alone, so its output bits do not depend on the batch. The array has fixed places for fixed limits: a captured "
-        "CUDA graph is replayed with a new plan copied over the old one. Host code: makes no CUDA call. A refusal leaves the "
-        "array as it was."
+        "Plans a decode step into the caller's array. How a request is split depends on its own length, the head counts and "
+        "the SM count alone, so its output bits do not depend on the batch. The array has fixed places for fixed limits: a "
+        "captured CUDA graph is replayed with a new plan copied over the old one. Host code: makes no CUDA call. A refusal "
+        "leaves the array as it was."
     ),
     source="decode_plan.cpp",
     refusals=(
@@ -101,8 +108,8 @@ DECODE = OperationAbi(
     name="decode",
     doc=(
         "Grouped-query attention of one query row a request over its whole context in a paged KV pool, split over the device's "
-        "multiprocessors by a plan and merged. Request r's query is row row_offset + r. A request whose kv_len is 0 gives zeros "
-        "and lse = -inf. Rows past the plan's batch are not written."
+        "multiprocessors by a plan and merged. Request r's query is row row_offset + r. A request whose kv_len is 0 gives "
+        "zeros and lse = -inf. Rows past the plan's batch are not written."
     ),
     struct=Struct(
         name="tilepress_decode_args",

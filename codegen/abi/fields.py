@@ -63,9 +63,7 @@ STREAM = Field(
 )
 POOL_GEOMETRY = (
     Field("num_pages", CType.I64, "pages in the pool", minimum=1, maximum=MAX_ROWS - 1),
-    Field(
-        "rows_per_page", CType.I64, "rows a page holds over all layers", minimum=1, maximum=MAX_ROWS - 64, multiple=64
-    ),
+    Field("rows_per_page", CType.I64, "rows a page holds over all layers", minimum=1, maximum=MAX_ROWS - 64, multiple=64),
     Field("layer_row", CType.I64, "this layer's first row inside a page", minimum=0, maximum=MAX_ROWS - 64, multiple=64),
 )
 Q_ROWS = Field("q_rows", CType.I32, "rows of q, out and lse", minimum=0)
@@ -82,7 +80,9 @@ PAGE = (
 SM_SCALE = Field("sm_scale", CType.F32, "factor of the scores before the softmax; finite and above 0")
 RESERVED = Field("reserved", CType.U32, "zero", minimum=0, maximum=0)
 
-GEOMETRY_REFUSAL = "num_q_heads that num_kv_heads does not divide, and a head_dim, page_size, page_format or group without an instance"
+GEOMETRY_REFUSAL = (
+    "num_q_heads that num_kv_heads does not divide, and a head_dim, page_size, page_format or group without an instance"
+)
 POOL_REFUSALS = (
     "a layer_row whose rows (page_size for K and page_size for V, or page_size folded ones) run past rows_per_page",
     "a pool of 2^31 rows or more",

@@ -154,10 +154,12 @@ class HandWritten(Entry):
     """An entry whose body is `run_<name>` in csrc/<source>; its argument checks are rendered.
 
     source: the file, .cpp for host code and .cu for a kernel. refusals: what it refuses beyond the fields' own limits.
+    empty_when: the count that at zero leaves nothing to do.
     """
 
     source: str
     refusals: tuple[str, ...]
+    empty_when: str = ""
 
     @property
     def cuda(self) -> bool:

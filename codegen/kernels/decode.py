@@ -1,8 +1,9 @@
 """Split-KV decode over a paged KV pool: one query row a request, whole context. Two kernels: partials, then a merge.
 
-partial: CTA c walks the plan's items plan_ctas[c] to plan_ctas[c + 1]. An item is a run of pages of one request and one KV head; its result is a
-normalised partial output and the base-2 lse of its scores, for every query head of the group. merge: combines a row's
-partials. Which run an item is depends on its request's length alone, so a request's bits do not depend on the batch.
+partial: CTA c walks the plan's items plan_ctas[c] to plan_ctas[c + 1]. An item is a run of pages of one request and one KV
+head; its result is a normalised partial output and the base-2 lse of its scores, for every query head of the group. merge:
+combines a row's partials. Which run an item is depends on its request's length alone, so a request's bits do not depend on the
+batch.
 
 Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64nNk16 with N the group (8 at least): the group pads nothing, and the
 score of a key sits in the row that the key occupies.
@@ -10,8 +11,8 @@ score of a key sits in the row that the key occupies.
 Warp roles, 160 threads: warpgroup 0 computes; one warp loads.
 
 Shared memory: a ring of tiles. Split: three stages of [64, 512], K and V of a page by turns, 192 KB. Folded: two stages of
-[64, 640], one tile serving both products, 160 KB. Q of two items, and two P tiles, so that a tile's P is written while the
-last one's product may still read.
+[64, 640], one tile serving both products, 160 KB. Q of two items where that fits, else of one. Two P tiles, so that a tile's
+P is written while the last one's product may still read.
 
 Barriers: full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read it. q_full
 and q_empty likewise, by item parity.
@@ -76,6 +77,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
     width = head_dim + value_at
     stages = 2 if folded else 3
     columns = max(8, group)
+    q_stages = 1 if columns > 8 and not folded else 2  # what the ring leaves room for
     half = head_dim // 2
     q_rows, num_kv_heads, pool_tiles = T.dynamic("q_rows"), T.dynamic("num_kv_heads"), T.dynamic("pool_tiles")
     num_page_ids, max_slots = T.dynamic("num_page_ids"), T.dynamic("max_slots")
@@ -112,13 +114,13 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
     ):
         with T.Kernel(ctas, threads=WARPGROUP + 32) as cta:
             ring = T.alloc_shared([stages, page_size, width], BF16)
-            q_s = T.alloc_shared([2, columns, head_dim], BF16)
+            q_s = T.alloc_shared([q_stages, columns, head_dim], BF16)
             p_s = T.alloc_shared([2, columns, page_size], BF16)
             hidden = T.alloc_shared([stages], INT32)
             full = T.alloc_barrier(arrive_count=[32] * stages)
             empty = T.alloc_barrier(arrive_count=[WARPGROUP] * stages)
-            q_full = T.alloc_barrier(arrive_count=[32] * 2)
-            q_empty = T.alloc_barrier(arrive_count=[WARPGROUP] * 2)
+            q_full = T.alloc_barrier(arrive_count=[32] * q_stages)
+            q_empty = T.alloc_barrier(arrive_count=[WARPGROUP] * q_stages)
             tx = T.get_thread_binding()
             first_item = T.alloc_var(INT32)
             items = T.alloc_var(INT32)
@@ -146,14 +148,14 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     T.fill(o, 0)
                     T.fill(total, 0)
                     T.fill(m, minus_inf)
-                    T.barrier_wait(q_full[i % 2], (i // 2) & 1)
+                    T.barrier_wait(q_full[i % q_stages], (i // q_stages) & 1)
                     for t in T.serial(tiles):
                         T.barrier_wait(full[used % stages], (used // stages) & 1)
                         mask = hidden[used % stages]
                         for chunk, (q_from, q_to, k_from) in enumerate(score_chunks):
                             T.wgmma_gemm(
                                 ring[used % stages, :, k_from : k_from + q_to - q_from],
-                                q_s[i % 2, :, q_from:q_to],
+                                q_s[i % q_stages, :, q_from:q_to],
                                 s,
                                 transpose_B=True,
                                 clear_accum=chunk == 0,
@@ -197,7 +199,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         T.wait_wgmma(0)
                         T.barrier_arrive(empty[used % stages])
                         used = used + 1
-                    T.barrier_arrive(q_empty[i % 2])
+                    T.barrier_arrive(q_empty[i % q_stages])
                     if slot >= 0 and slot < max_slots:
                         for d, b in T.Parallel(head_dim, columns):
                             if b < group:
@@ -227,9 +229,13 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     kv_head = plan_items[item, KV_HEAD]
                     first = plan_items[item, FIRST_PAGE]
                     last_len = T.max(T.min(plan_items[item, LAST_LEN], page_size), 1)
-                    T.barrier_wait(q_empty[i % 2], ((i // 2) & 1) ^ 1)
-                    T.tma_copy(q[row, kv_head * group : kv_head * group + columns, :], q_s[i % 2, :, :], barrier=q_full[i % 2])
-                    T.barrier_arrive(q_full[i % 2])
+                    T.barrier_wait(q_empty[i % q_stages], ((i // q_stages) & 1) ^ 1)
+                    T.tma_copy(
+                        q[row, kv_head * group : kv_head * group + columns, :],
+                        q_s[i % q_stages, :, :],
+                        barrier=q_full[i % q_stages],
+                    )
+                    T.barrier_arrive(q_full[i % q_stages])
                     for t in T.serial(tiles):
                         if t % 32 == 0:
                             ids = page_ids[T.max(T.min(first + t + lane, num_page_ids - 1), 0)]

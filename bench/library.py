@@ -1,0 +1,91 @@
+"""The library under test, through its Python extension."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from bench.inputs import Batch
+from bench.outputs import Outputs
+
+ROOT = Path(__file__).resolve().parent.parent
+DIRECTORY_VARIABLE = "TILEPRESS_PYTHON_DIR"
+ENTRY = "tilepress_global_prefill"
+
+
+class LibraryMissing(RuntimeError):
+    """The Python extension cannot be imported."""
+
+
+def load() -> ModuleType:
+    """The module `tilepress` from TILEPRESS_PYTHON_DIR, by default out/python. Raises LibraryMissing."""
+    directory = os.environ.get(DIRECTORY_VARIABLE) or str(ROOT / "out" / "python")
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        return importlib.import_module("tilepress")
+    except ImportError as error:
+        raise LibraryMissing(
+            f"no Python extension in {directory} ({error}); build it with `python -m codegen build --python`, or name "
+            f"its folder in {DIRECTORY_VARIABLE}"
+        ) from error
+
+
+def prefill_fields(
+    library: ModuleType,
+    batch: Batch,
+    outputs: Outputs,
+    *,
+    lse: bool = True,
+    status: bool = True,
+    q_indptr_host: torch.Tensor | None = None,
+) -> dict[str, int | float]:
+    """The keyword arguments of `tilepress.global_prefill`, on the current stream.
+
+    q_indptr_host: int32 [size + 1] on the host; it must stay alive until the call returns.
+    """
+    geometry = batch.geometry
+    return {
+        "q": batch.q.data_ptr(),
+        "out": outputs.out.data_ptr(),
+        "lse": outputs.lse.data_ptr() if lse else 0,
+        "pool": batch.pool.data_ptr(),
+        "page_ids": batch.page_ids.data_ptr(),
+        "page_indptr": batch.page_indptr.data_ptr(),
+        "last_page_len": batch.last_page_len.data_ptr(),
+        "q_indptr": batch.q_indptr.data_ptr(),
+        "q_indptr_host": q_indptr_host.data_ptr() if q_indptr_host is not None else 0,
+        "status": outputs.status.data_ptr() if status else 0,
+        "stream": torch.cuda.current_stream().cuda_stream,
+        "num_pages": batch.num_pages,
+        "rows_per_page": geometry.rows_per_page,
+        "layer_row": geometry.layer_row,
+        "q_rows": batch.q_rows,
+        "num_page_ids": batch.num_page_ids,
+        "batch": batch.size,
+        "num_q_heads": geometry.q_heads,
+        "num_kv_heads": geometry.kv_heads,
+        "head_dim": geometry.head_dim,
+        "page_size": geometry.page_size,
+        "page_format": library.PAGE_FORMAT_SPLIT,
+        "sm_scale": batch.sm_scale,
+    }
+
+
+def prefill(
+    library: ModuleType,
+    batch: Batch,
+    outputs: Outputs,
+    *,
+    lse: bool = True,
+    status: bool = True,
+    host_indptr: bool = True,
+) -> None:
+    """One call of the prefill on the current stream. host_indptr: pass a host copy of q_indptr; else it is absent."""
+    host = batch.q_indptr.cpu() if host_indptr else None
+    library.global_prefill(**prefill_fields(library, batch, outputs, lse=lse, status=status, q_indptr_host=host))
