@@ -25,28 +25,17 @@ outside the pool, whose box lies past the pool's end and reads as zero.
 Folded rows are [K_rot 128 | V 512]; the score operand is V with columns [0, 64) and [256, 320) taken from K_rot.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import tilelang.language as T
 
 from codegen.formats import FORMATS, ROTATED
+from codegen.kernels import common
+from codegen.kernels.common import BF16, FP32, INT32, LN2, LOG2E, WARP, WARPGROUP
 from codegen.lowered import Request
 from codegen.status import BAD_PAGE_ID
 
-PASS_CONFIGS: Mapping[str, bool] = {
-    "tl.enable_fast_math": True,
-    "tl.disable_warp_specialized": True,  # the roles below are explicit
-    "tl.disable_thread_storage_sync": True,  # and so are their barriers
-    "tl.disable_safe_memory_legalize": True,  # every index out of the plan is clamped below
-}
-
-BF16 = "bfloat16"
-FP32 = "float32"
-INT32 = "int32"
-LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
-WARPGROUP = 128  # threads
+PASS_CONFIGS = common.PASS_CONFIGS
 
 # Words of an item of the plan, and of a request, and where the header holds the batch; csrc/decode_plan.h has the same.
 ITEM_WORDS = 8
@@ -112,14 +101,14 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
         ctas: T.int32,
         want_status: T.int32,
     ):
-        with T.Kernel(ctas, threads=WARPGROUP + 32) as cta:
+        with T.Kernel(ctas, threads=WARPGROUP + WARP) as cta:
             ring = T.alloc_shared([stages, page_size, width], BF16)
             q_s = T.alloc_shared([q_stages, columns, head_dim], BF16)
             p_s = T.alloc_shared([2, columns, page_size], BF16)
             hidden = T.alloc_shared([stages], INT32)
-            full = T.alloc_barrier(arrive_count=[32] * stages)
+            full = T.alloc_barrier(arrive_count=[WARP] * stages)
             empty = T.alloc_barrier(arrive_count=[WARPGROUP] * stages)
-            q_full = T.alloc_barrier(arrive_count=[32] * q_stages)
+            q_full = T.alloc_barrier(arrive_count=[WARP] * q_stages)
             q_empty = T.alloc_barrier(arrive_count=[WARPGROUP] * q_stages)
             tx = T.get_thread_binding()
             first_item = T.alloc_var(INT32)
@@ -237,9 +226,9 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     )
                     T.barrier_arrive(q_full[i % q_stages])
                     for t in T.serial(tiles):
-                        if t % 32 == 0:
+                        if t % WARP == 0:
                             ids = page_ids[T.max(T.min(first + t + lane, num_page_ids - 1), 0)]
-                        page = T.shfl_sync(ids, t % 32)
+                        page = T.shfl_sync(ids, t % WARP)
                         tile = page * page_tiles + layer_tile
                         start = T.if_then_else(t == tiles - 1, last_len - page_size, 0)
                         mask = -start

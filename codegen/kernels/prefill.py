@@ -26,34 +26,37 @@ tokens is copied as the box that starts 64 - last rows before the page, so the c
 front: key k of that page lands in row k + 64 - last, and what lies past the length (NaN, perhaps) is never read. A page id
 outside the pool is copied from past the pool's end, which reads as zero, masked whole, and reported in the status word.
 
-Numbers: scores and sums in fp32, base-2 exponentials of S * sm_scale * log2(e). A row that has seen no key keeps a maximum of
--inf; the subtrahend is then 0 instead, so no inf - inf arises. lse is natural.
+Numbers: scores and sums in fp32, base-2 exponentials of S * sm_scale * log2(e). lse is natural.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import tilelang.language as T
 
 from codegen.formats import FORMATS, ROTATED
+from codegen.kernels import common
+from codegen.kernels.common import (
+    BF16,
+    CLAMPED,
+    FP32,
+    INT32,
+    LAST_LEN,
+    LN2,
+    LOG2E,
+    OWNER,
+    PAGE_FROM,
+    PAGE_TO,
+    Q_FROM,
+    Q_TO,
+    ROWS,
+    SPAN_WORDS,
+    WARP,
+    WARPGROUP,
+)
 from codegen.lowered import Request
 from codegen.status import BAD_INDEX, BAD_PAGE_ID
 
-PASS_CONFIGS: Mapping[str, bool] = {
-    "tl.enable_fast_math": True,
-    "tl.disable_warp_specialized": True,  # the roles below are explicit
-    "tl.disable_thread_storage_sync": True,  # and so are their barriers
-    "tl.disable_safe_memory_legalize": True,  # every index into a caller's array is clamped below
-}
-
-BF16 = "bfloat16"
-FP32 = "float32"
-INT32 = "int32"
-LOG2E = 1.4426950408889634
-LN2 = 0.6931471805599453
-ROWS = 64  # query rows a tile
-WARPGROUP = 128  # threads
-WARP = 32
+PASS_CONFIGS = common.PASS_CONFIGS
 
 
 def build(request: Request) -> Any:
@@ -71,6 +74,8 @@ def build(request: Request) -> Any:
     indptr_len, lse_rows, status_words = T.dynamic("indptr_len"), T.dynamic("lse_rows"), T.dynamic("status_words")
     heads = num_kv_heads * group
     minus_inf = -T.infinity(FP32)
+    find_request = common.request_finder(page_size, spare=1)
+    softmax = common.softmax_step(page_size)
 
     @T.macro
     def copy_in(source, target, barriers, index, tx):
@@ -153,21 +158,7 @@ def build(request: Request) -> Any:
             if limit < page_size - 1 or shift > 0:
                 for a, b in T.Parallel(ROWS, page_size):
                     s[a, b] = T.if_then_else(T.And(b >= shift, b <= limit + a), s[a, b], minus_inf)
-            T.reduce_max(s, m_new, dim=1, clear=True)
-            for a in T.Parallel(ROWS):
-                m_new[a] = T.max(m[a], m_new[a])
-            for a in T.Parallel(ROWS):
-                alpha[a] = T.if_then_else(m_new[a] == minus_inf, 1.0, T.exp2((m[a] - m_new[a]) * scale))
-            for a in T.Parallel(ROWS):
-                m[a] = m_new[a]
-            for a in T.Parallel(ROWS):
-                m_new[a] = T.if_then_else(m_new[a] == minus_inf, 0.0, m_new[a] * scale)
-            for a, b in T.Parallel(ROWS, page_size):
-                s[a, b] = T.exp2(s[a, b] * scale - m_new[a])
-            T.reduce_sum(s, partial, dim=1)
-            for a in T.Parallel(ROWS):
-                total[a] = total[a] * alpha[a] + partial[a]
-            T.copy(s, p)
+            softmax(s, p, m, m_new, alpha, total, partial, scale)
             for a, b in T.Parallel(ROWS, half):
                 o[a, b] *= alpha[a]
             if not folded:
@@ -244,55 +235,23 @@ def build(request: Request) -> Any:
 
             # The last slots first: they are the longest of a prompt.
             slot = q_tiles - 1 - tile_y
-            owner = T.alloc_var(INT32)
-            above = T.alloc_var(INT32)
-            middle = T.alloc_var(INT32)
-            owner = 0
-            above = batch
-            while above - owner > 1:
-                middle = (owner + above) // 2
-                if q_indptr[middle] // ROWS + middle <= slot:
-                    owner = middle
-                else:
-                    above = middle
-
-            # Index arrays are the caller's: whatever they hold is clamped into range, and reported.
-            q_from = T.alloc_var(INT32)
-            q_to = T.alloc_var(INT32)
-            page_from = T.alloc_var(INT32)
-            page_to = T.alloc_var(INT32)
-            last = T.alloc_var(INT32)
-            bad = T.alloc_var(INT32)
-            q_from = T.max(T.min(q_indptr[owner], q_rows), 0)
-            q_to = T.max(T.min(q_indptr[owner + 1], q_rows), q_from)
-            page_from = T.max(T.min(page_indptr[owner], num_page_ids), 0)
-            page_to = T.max(T.min(page_indptr[owner + 1], num_page_ids), page_from)
-            last = T.max(T.min(last_page_len[owner], page_size), 1)
-            bad = T.if_then_else(
-                T.Or(
-                    T.Or(q_from != q_indptr[owner], q_to != q_indptr[owner + 1]),
-                    T.Or(page_from != page_indptr[owner], page_to != page_indptr[owner + 1]),
-                ),
-                1,
-                0,
-            )
-            if page_to > page_from and last != last_page_len[owner]:
-                bad = 1
+            span = T.alloc_local([SPAN_WORDS], INT32)
+            find_request(span, slot, batch, q_indptr, page_indptr, last_page_len, q_rows, num_page_ids)
 
             row = T.alloc_var(INT32)
             rows = T.alloc_var(INT32)
             position = T.alloc_var(INT32)  # of the tile's first row in its request's context; negative: it sees no key
             tiles = T.alloc_var(INT32)
             pages = T.alloc_var(INT32)
-            row = q_from + (slot - owner - q_from // ROWS) * ROWS
-            rows = T.if_then_else(row < q_from, 0, T.max(T.min(q_to - row, ROWS), 0))
-            pages = page_to - page_from
-            position = T.if_then_else(pages > 0, (pages - 1) * page_size + last, 0) - (q_to - row)
+            row = span[Q_FROM] + (slot - span[OWNER] - span[Q_FROM] // ROWS) * ROWS
+            rows = T.if_then_else(row < span[Q_FROM], 0, T.max(T.min(span[Q_TO] - row, ROWS), 0))
+            pages = span[PAGE_TO] - span[PAGE_FROM]
+            position = T.if_then_else(pages > 0, (pages - 1) * page_size + span[LAST_LEN], 0) - (span[Q_TO] - row)
             tiles = T.if_then_else(rows > 0, T.max(T.min((position + rows - 1) // page_size + 1, pages), 0), 0)
             if tx >= 2 * WARPGROUP:
                 T.set_max_nreg(24, 0)
                 if tx < 2 * WARPGROUP + WARP:
-                    if want_status != 0 and bad != 0 and tx == 2 * WARPGROUP:
+                    if want_status != 0 and span[CLAMPED] != 0 and tx == 2 * WARPGROUP:
                         T.atomic_or(status[0], BAD_INDEX)
                     if tiles > 0:
                         copy_in(q[row : row + ROWS, head, :], q_s, q_full, 0, tx)
@@ -300,13 +259,13 @@ def build(request: Request) -> Any:
                     tile = T.alloc_var(INT32)
                     start = T.alloc_var(INT32)
                     for i in T.serial(tiles):
-                        page = page_ids[page_from + i]
+                        page = page_ids[span[PAGE_FROM] + i]
                         tile = page * page_tiles + layer_tile
                         if page < 0 or page >= num_pages:
                             tile = pool_tiles
                             if want_status != 0 and tx == 2 * WARPGROUP:
                                 T.atomic_or(status[0], BAD_PAGE_ID)
-                        start = T.if_then_else(i == pages - 1, last - page_size, 0)
+                        start = T.if_then_else(i == pages - 1, span[LAST_LEN] - page_size, 0)
                         stage = i % stages
                         parity = (i // stages) & 1
                         T.barrier_wait(key_empty[stage], parity ^ 1)
@@ -350,7 +309,7 @@ def build(request: Request) -> Any:
                 if rows > 0:
                     attend(
                         0, q_s, key, left, right, q_full, key_full, key_empty, v_full, v_empty,
-                        page_ids, page_from, tiles, pages - 1, page_size - last, position, num_pages,
+                        page_ids, span[PAGE_FROM], tiles, pages - 1, page_size - span[LAST_LEN], position, num_pages,
                         scale, row, rows, head, out, lse, want_lse, tx,
                     )  # fmt: skip
             else:
@@ -358,7 +317,7 @@ def build(request: Request) -> Any:
                 if rows > 0:
                     attend(
                         1, q_s, key, left, right, q_full, key_full, key_empty, v_full, v_empty,
-                        page_ids, page_from, tiles, pages - 1, page_size - last, position, num_pages,
+                        page_ids, span[PAGE_FROM], tiles, pages - 1, page_size - span[LAST_LEN], position, num_pages,
                         scale, row, rows, head, out, lse, want_lse, tx,
                     )  # fmt: skip
 

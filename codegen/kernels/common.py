@@ -1,0 +1,100 @@
+"""What the attention kernels share: numbers, the softmax step, and finding a query tile's request.
+
+The functions return TileLang macros, specialised to a kernel's sizes; fragments and arrays are the caller's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tilelang.language as T
+
+BF16 = "bfloat16"
+FP32 = "float32"
+INT32 = "int32"
+LOG2E = 1.4426950408889634
+LN2 = 0.6931471805599453
+ROWS = 64  # query rows a tile
+WARPGROUP = 128  # threads
+WARP = 32
+
+# Of every attention kernel here.
+PASS_CONFIGS: Mapping[str, bool] = {
+    "tl.enable_fast_math": True,
+    "tl.disable_warp_specialized": True,  # warp roles are explicit
+    "tl.disable_thread_storage_sync": True,  # and so are their barriers
+    "tl.disable_safe_memory_legalize": True,  # every index out of a caller's array is clamped
+}
+
+# A query tile's request, in an int32 array: its index, rows [Q_FROM, Q_TO), pages [PAGE_FROM, PAGE_TO), the tokens of its last
+# page, and whether an index pointer or length had to be clamped.
+OWNER, Q_FROM, Q_TO, PAGE_FROM, PAGE_TO, LAST_LEN, CLAMPED = range(7)
+SPAN_WORDS = 7
+
+
+def request_finder(page_size: int, spare: int) -> Any:
+    """A macro that fills a span for a tile slot.
+
+    Request r owns the slots from q_indptr[r] // ROWS + spare * r on; `spare` is how many tiles more than its rows / ROWS a
+    request may have, which keeps the slots of successive requests apart. Index arrays are the caller's: whatever they hold is
+    clamped into range.
+    """
+
+    @T.macro
+    def find(span, slot, batch, q_indptr, page_indptr, last_page_len, q_rows, num_page_ids):
+        above = T.alloc_var(INT32)
+        middle = T.alloc_var(INT32)
+        span[OWNER] = 0
+        above = batch
+        while above - span[OWNER] > 1:
+            middle = (span[OWNER] + above) // 2
+            if q_indptr[middle] // ROWS + spare * middle <= slot:
+                span[OWNER] = middle
+            else:
+                above = middle
+        span[Q_FROM] = T.max(T.min(q_indptr[span[OWNER]], q_rows), 0)
+        span[Q_TO] = T.max(T.min(q_indptr[span[OWNER] + 1], q_rows), span[Q_FROM])
+        span[PAGE_FROM] = T.max(T.min(page_indptr[span[OWNER]], num_page_ids), 0)
+        span[PAGE_TO] = T.max(T.min(page_indptr[span[OWNER] + 1], num_page_ids), span[PAGE_FROM])
+        span[LAST_LEN] = T.max(T.min(last_page_len[span[OWNER]], page_size), 1)
+        span[CLAMPED] = T.if_then_else(
+            T.Or(
+                T.Or(span[Q_FROM] != q_indptr[span[OWNER]], span[Q_TO] != q_indptr[span[OWNER] + 1]),
+                T.Or(span[PAGE_FROM] != page_indptr[span[OWNER]], span[PAGE_TO] != page_indptr[span[OWNER] + 1]),
+            ),
+            1,
+            0,
+        )
+        if span[PAGE_TO] > span[PAGE_FROM] and span[LAST_LEN] != last_page_len[span[OWNER]]:
+            span[CLAMPED] = 1
+
+    return find
+
+
+def softmax_step(columns: int) -> Any:
+    """A macro that turns a tile of masked raw scores into P, and carries a row's maximum and sum along.
+
+    s: fp32 [ROWS, columns], scores in, exponentials out. p: bf16 of the same. m: the rows' maxima of the raw scores so far.
+    total: the rows' sums so far. alpha: what the output so far is to be multiplied by. m_new, partial: scratch.
+    A row that has seen no key keeps a maximum of -inf; the subtrahend is then 0, so no inf - inf arises.
+    """
+    minus_inf = -T.infinity(FP32)
+
+    @T.macro
+    def step(s, p, m, m_new, alpha, total, partial, scale):
+        T.reduce_max(s, m_new, dim=1, clear=True)
+        for a in T.Parallel(ROWS):
+            m_new[a] = T.max(m[a], m_new[a])
+        for a in T.Parallel(ROWS):
+            alpha[a] = T.if_then_else(m_new[a] == minus_inf, 1.0, T.exp2((m[a] - m_new[a]) * scale))
+        for a in T.Parallel(ROWS):
+            m[a] = m_new[a]
+        for a in T.Parallel(ROWS):
+            m_new[a] = T.if_then_else(m_new[a] == minus_inf, 0.0, m_new[a] * scale)
+        for a, b in T.Parallel(ROWS, columns):
+            s[a, b] = T.exp2(s[a, b] * scale - m_new[a])
+        T.reduce_sum(s, partial, dim=1)
+        for a in T.Parallel(ROWS):
+            total[a] = total[a] * alpha[a] + partial[a]
+        T.copy(s, p)
+
+    return step
