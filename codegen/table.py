@@ -260,7 +260,8 @@ def _families(table: Table, fail: Fail) -> None:
             if len(set(values)) != len(values):
                 fail(where, field, f"a value stands twice in {list(values)}; each is one compiled instance")
         head_counts = {model.heads(family.layer).q_heads for model in table.model}
-        divisors = {group for count in head_counts for group in range(1, operation.max_group + 1) if count % group == 0}
+        steps = range(operation.group_multiple, operation.max_group + 1, operation.group_multiple)
+        divisors = {group for count in head_counts for group in steps if count % group == 0}
         for group in family.groups:
             if group not in divisors:
                 fail(

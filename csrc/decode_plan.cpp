@@ -26,10 +26,6 @@ int64_t splits_of(const tilepress_decode_plan_args &args, int64_t pages) {
   return std::min<int64_t>(pages, std::max(1, args.sm_count / args.num_kv_heads));
 }
 
-int64_t pages_of(const tilepress_decode_plan_args &args, int64_t request) {
-  return (static_cast<int64_t>(args.kv_len[request]) + args.page_size - 1) / args.page_size;
-}
-
 // The declared maximum of slots, or the most that max_batch requests can need under the rule.
 template <typename Args>
 int64_t declared_slots(const Args &args) {
@@ -63,24 +59,47 @@ struct Item {
   int32_t cta;
 };
 
+// What a request's row sees, in tokens from the start of its page list: [begin, end).
+struct Visible {
+  int64_t begin;
+  int64_t end;
+};
+
+int visible_of(const char *entry, const tilepress_decode_plan_args &args, int64_t request, Visible *visible) {
+  const auto r = static_cast<long long>(request);
+  const int64_t kv_len = args.kv_len[request];
+  const int64_t origin = args.kv_origin != nullptr ? args.kv_origin[request] : 0;
+  const int64_t first = args.window > 0 ? std::max<int64_t>(kv_len - args.window, 0) : 0;
+  const int64_t listed = static_cast<int64_t>(args.page_indptr[request + 1]) - args.page_indptr[request];
+  if (kv_len < 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: kv_len[%lld] is %d; it must be 0 or more", entry, r, args.kv_len[request]);
+  if (args.page_indptr[request] < 0 || listed < 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_indptr[%lld] and the next are %d and %d; they must not decrease from 0",
+                entry, r, args.page_indptr[request], args.page_indptr[request + 1]);
+  if (origin < 0 || origin % args.page_size != 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: kv_origin[%lld] is %lld; it must be a multiple of page_size, %d", entry, r,
+                static_cast<long long>(origin), args.page_size);
+  if (kv_len > 0 && origin > first)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: kv_origin[%lld] is %lld, past %lld, the first key that its row sees", entry, r,
+                static_cast<long long>(origin), static_cast<long long>(first));
+  const int64_t tokens = std::max<int64_t>(kv_len - origin, 0);
+  if (listed < (tokens + args.page_size - 1) / args.page_size)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_indptr lists %lld pages for request %lld, but its %lld tokens need %lld",
+                entry, static_cast<long long>(listed), r, static_cast<long long>(tokens),
+                static_cast<long long>((tokens + args.page_size - 1) / args.page_size));
+  *visible = {kv_len > 0 ? first - origin : 0, tokens};
+  return TILEPRESS_OK;
+}
+
 // Cuts every request into runs of pages and gives each KV head of each run a slot. Boundaries are floor(i * pages / splits).
 int cut(const char *entry, const tilepress_decode_plan_args &args, int64_t max_slots, int32_t *requests,
         std::vector<Item> *items) {
   int64_t slot = 0;
   for (int64_t r = 0; r < args.batch; ++r) {
-    const int64_t from = args.page_indptr[r];
-    const int64_t listed = static_cast<int64_t>(args.page_indptr[r + 1]) - from;
-    const int64_t pages = pages_of(args, r);
-    if (args.kv_len[r] < 0)
-      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: kv_len[%lld] is %d; it must be 0 or more", entry, static_cast<long long>(r),
-                  args.kv_len[r]);
-    if (from < 0 || listed < 0)
-      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_indptr[%lld] and the next are %d and %d; they must not decrease from 0",
-                  entry, static_cast<long long>(r), args.page_indptr[r], args.page_indptr[r + 1]);
-    if (listed < pages)
-      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_indptr lists %lld pages for request %lld, but kv_len %d needs %lld",
-                  entry, static_cast<long long>(listed), static_cast<long long>(r), args.kv_len[r],
-                  static_cast<long long>(pages));
+    Visible visible{};
+    if (int code = visible_of(entry, args, r, &visible)) return code;
+    const int64_t front = visible.begin / args.page_size;
+    const int64_t pages = (visible.end + args.page_size - 1) / args.page_size - front;
     const int64_t splits = splits_of(args, pages);
     if (slot + splits * args.num_kv_heads > max_slots)
       return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots is %lld; request %lld needs slots up to %lld", entry,
@@ -90,16 +109,17 @@ int cut(const char *entry, const tilepress_decode_plan_args &args, int64_t max_s
     requests[r * kRequestWords + kRequestSplits] = static_cast<int32_t>(splits);
     for (int64_t head = 0; head < args.num_kv_heads; ++head) {
       for (int64_t i = 0; i < splits; ++i, ++slot) {
-        const int64_t first = i * pages / splits;
-        const int64_t last = (i + 1) * pages / splits;
-        const int64_t end = std::min<int64_t>(last * args.page_size, args.kv_len[r]);
+        const int64_t first = front + i * pages / splits;
+        const int64_t last = front + (i + 1) * pages / splits;
+        const int64_t end = std::min<int64_t>(last * args.page_size, visible.end);
         Item item{};
         item.words[kItemRequest] = static_cast<int32_t>(r);
         item.words[kItemKvHead] = static_cast<int32_t>(head);
-        item.words[kItemFirstPage] = static_cast<int32_t>(from + first);
+        item.words[kItemFirstPage] = static_cast<int32_t>(args.page_indptr[r] + first);
         item.words[kItemTiles] = static_cast<int32_t>(last - first);
         item.words[kItemSlot] = static_cast<int32_t>(slot);
         item.words[kItemLastLen] = static_cast<int32_t>(end - (last - 1) * args.page_size);
+        item.words[kItemHidden] = static_cast<int32_t>(i == 0 ? visible.begin - front * args.page_size : 0);
         items->push_back(item);
       }
     }

@@ -22,7 +22,8 @@ enum PlanHeader : size_t {
 };
 
 // Words of an item, as codegen/kernels/decode.py reads them. An item is `kItemTiles` pages of one request and KV head, from
-// page_ids[kItemFirstPage] on; its partial goes to slot kItemSlot; kItemLastLen tokens of its last page are the request's.
+// page_ids[kItemFirstPage] on; its partial goes to slot kItemSlot; kItemLastLen tokens of its last page are the request's, and
+// kItemHidden tokens at the start of its first page are older than the window.
 enum PlanItem : size_t {
   kItemRequest,
   kItemKvHead,
@@ -30,6 +31,7 @@ enum PlanItem : size_t {
   kItemTiles,
   kItemSlot,
   kItemLastLen,
+  kItemHidden,
   kItemWords = 8,
 };
 
@@ -38,7 +40,7 @@ enum PlanRequest : size_t { kRequestFirstSlot, kRequestSplits, kRequestWords };
 
 constexpr int64_t kMaxSlots = int64_t{1} << 24;
 
-constexpr int32_t kPlanMagicValue = 0x54504431;  // "TPD1": changes with this layout
+constexpr int32_t kPlanMagicValue = 0x54504432;  // "TPD2": changes with this layout
 
 // Where the parts of a plan lie, in words. Padded to fixed sizes: a captured graph reads the same places in every replay.
 struct PlanLayout {

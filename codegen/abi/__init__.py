@@ -26,6 +26,7 @@ from codegen.abi.records import (
     Struct,
     digest,
 )
+from codegen.abi.sliding_prefill import SLIDING_PREFILL
 from codegen.kernels import OPERATIONS
 from codegen.table import Table
 
@@ -55,7 +56,7 @@ __all__ = [
     "structs",
 ]
 
-OPERATION_ABIS: Mapping[str, OperationAbi] = MappingProxyType({abi.name: abi for abi in (PREFILL, DECODE)})
+OPERATION_ABIS: Mapping[str, OperationAbi] = MappingProxyType({abi.name: abi for abi in (PREFILL, SLIDING_PREFILL, DECODE)})
 assert OPERATION_ABIS.keys() == OPERATIONS.keys(), "every operation of kernels/ has its argument struct here"
 
 

@@ -75,6 +75,15 @@ PLAN = HandWritten(
                 count="batch",
             ),
             Field(
+                "kv_origin",
+                CType.IN_I32,
+                "position of the first token of each request's page list, a multiple of page_size; absent: 0",
+                "int32 [batch]",
+                Memory.HOST,
+                optional=True,
+                align=4,
+            ),
+            Field(
                 "plan",
                 CType.OUT_I32,
                 "the plan, written whole; copy it to the device",
@@ -87,7 +96,13 @@ PLAN = HandWritten(
             *LIMITS,
             *fields.PAGE,
             *MACHINE,
-            fields.RESERVED,
+            Field(
+                "window",
+                CType.I32,
+                "tokens that a row sees, its own included (window_left + 1); 0: the whole context",
+                minimum=0,
+                maximum=fields.MAX_WINDOW,
+            ),
         ),
     ),
     doc=(
@@ -100,6 +115,7 @@ PLAN = HandWritten(
     refusals=(
         "batch past max_batch, slots past max_slots, plan_words that are too few",
         "a negative kv_len, a decreasing page_indptr, a request whose pages are fewer than its kv_len needs",
+        "a kv_origin that is no multiple of page_size, or past the first key that the request's row sees",
         "chunk_tokens that is not whole tiles of page_size, or given without max_slots",
     ),
 )
@@ -107,9 +123,9 @@ PLAN = HandWritten(
 DECODE = OperationAbi(
     name="decode",
     doc=(
-        "Grouped-query attention of one query row a request over its whole context in a paged KV pool, split over the device's "
-        "multiprocessors by a plan and merged. Request r's query is row row_offset + r. A request whose kv_len is 0 gives "
-        "zeros and lse = -inf. Rows past the plan's batch are not written."
+        "Grouped-query attention of one query row a request over the keys its plan gives it, all or a window, in a paged KV "
+        "pool: split over the device's multiprocessors and merged. Request r's query is row row_offset + r. A request whose "
+        "kv_len is 0 gives zeros and lse = -inf. Rows past the plan's batch are not written."
     ),
     struct=Struct(
         name="tilepress_decode_args",

@@ -9,6 +9,7 @@ STRUCT_SIZE = Field("struct_size", CType.U64, "sizeof this struct, in bytes; any
 # 2^24 pages of 64 tokens: a context that still counts in 32 bits.
 MAX_PAGE_IDS = 1 << 24
 MAX_ROWS = 1 << 31
+MAX_WINDOW = 1 << 29
 
 Q = Field("q", CType.IN, "queries", "bf16 [q_rows, num_q_heads, head_dim]", Memory.DEVICE, align=16)
 OUT = Field(

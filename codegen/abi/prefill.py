@@ -5,6 +5,41 @@ from __future__ import annotations
 from codegen.abi import fields
 from codegen.abi.records import CType, Field, Memory, OperationAbi, Struct
 
+PAGE_INDPTR = Field(
+    "page_indptr",
+    CType.IN_I32,
+    "request r has the pages page_ids[page_indptr[r] .. page_indptr[r + 1])",
+    "int32 [batch + 1]",
+    Memory.DEVICE,
+    align=4,
+)
+LAST_PAGE_LEN = Field(
+    "last_page_len",
+    CType.IN_I32,
+    "tokens in each request's last page, 1 to page_size; later slots may hold anything, NaN included",
+    "int32 [batch]",
+    Memory.DEVICE,
+    align=4,
+)
+Q_INDPTR = Field(
+    "q_indptr",
+    CType.IN_I32,
+    "request r has the query rows [q_indptr[r], q_indptr[r + 1])",
+    "int32 [batch + 1]",
+    Memory.DEVICE,
+    align=4,
+)
+Q_INDPTR_HOST = Field(
+    "q_indptr_host",
+    CType.IN_I32,
+    "a host copy of q_indptr, checked and used to size the grid. Without it the grid covers every q_indptr within "
+    "q_rows and batch: capture a CUDA graph so, and replay it with other plans",
+    "int32 [batch + 1]",
+    Memory.HOST,
+    optional=True,
+    align=4,
+)
+
 PREFILL = OperationAbi(
     name="prefill",
     doc=(
@@ -23,40 +58,10 @@ PREFILL = OperationAbi(
             fields.LSE,
             fields.POOL,
             fields.PAGE_IDS,
-            Field(
-                "page_indptr",
-                CType.IN_I32,
-                "request r has the pages page_ids[page_indptr[r] .. page_indptr[r + 1])",
-                "int32 [batch + 1]",
-                Memory.DEVICE,
-                align=4,
-            ),
-            Field(
-                "last_page_len",
-                CType.IN_I32,
-                "tokens in each request's last page, 1 to page_size; later slots may hold anything, NaN included",
-                "int32 [batch]",
-                Memory.DEVICE,
-                align=4,
-            ),
-            Field(
-                "q_indptr",
-                CType.IN_I32,
-                "request r has the query rows [q_indptr[r], q_indptr[r + 1])",
-                "int32 [batch + 1]",
-                Memory.DEVICE,
-                align=4,
-            ),
-            Field(
-                "q_indptr_host",
-                CType.IN_I32,
-                "a host copy of q_indptr, checked and used to size the grid. Without it the grid covers every q_indptr within "
-                "q_rows and batch: capture a CUDA graph so, and replay it with other plans",
-                "int32 [batch + 1]",
-                Memory.HOST,
-                optional=True,
-                align=4,
-            ),
+            PAGE_INDPTR,
+            LAST_PAGE_LEN,
+            Q_INDPTR,
+            Q_INDPTR_HOST,
             fields.STATUS,
             fields.STREAM,
             *fields.POOL_GEOMETRY,

@@ -31,7 +31,8 @@ class Operation:
     """What a kernel module can be asked for.
 
     stages: its kernels, in launch order. head_dims: columns of a head it compiles for. key_tile: keys a tile, which is the
-    page size it needs. formats: page formats. max_group: query heads per KV head at most.
+    page size it needs. formats: page formats. max_group: query heads per KV head at most; group_multiple: what they must be a
+    multiple of.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Operation:
     key_tile: int
     formats: tuple[str, ...]
     max_group: int
+    group_multiple: int = 1
 
 
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
@@ -57,10 +59,20 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
                 max_group=32,
             ),
             Operation(
+                name="sliding_prefill",
+                module="codegen.kernels.sliding_prefill",
+                stages=(Stage(""),),
+                head_dims=(256,),
+                key_tile=64,
+                formats=("split",),
+                max_group=32,
+                group_multiple=2,
+            ),
+            Operation(
                 name="decode",
                 module="codegen.kernels.decode",
                 stages=(Stage("partial"), Stage("merge", per_instance=False, tma=False)),
-                head_dims=(512,),
+                head_dims=(256, 512),
                 key_tile=64,
                 formats=("split", "folded"),
                 max_group=16,

@@ -1,4 +1,4 @@
-"""Split-KV decode over a paged KV pool: one query row a request, whole context. Two kernels: partials, then a merge.
+"""Split-KV decode over a paged KV pool: one query row a request, all keys or a window. Two kernels: partials, then a merge.
 
 partial: CTA c walks the plan's items plan_ctas[c] to plan_ctas[c + 1]. An item is a run of pages of one request and one KV
 head; its result is a normalised partial output and the base-2 lse of its scores, for every query head of the group. merge:
@@ -10,7 +10,7 @@ score of a key sits in the row that the key occupies.
 
 Warp roles, 160 threads: warpgroup 0 computes; one warp loads.
 
-Shared memory: a ring of tiles. Split: three stages of [64, 512], K and V of a page by turns, 192 KB. Folded: two stages of
+Shared memory: a ring of tiles. Split: 192 KB of [64, head_dim], K and V of a page by turns. Folded: two stages of
 [64, 640], one tile serving both products, 160 KB. Q of two items where that fits, else of one. Two P tiles, so that a tile's
 P is written while the last one's product may still read.
 
@@ -19,8 +19,8 @@ and q_empty likewise, by item parity.
 
 Keys: one tile is one page, copied from the pool seen as [pool_tiles, 64, KV heads, row width]. The last page's box starts
 64 - last rows early, so that the copy engine clips, and zeroes, what lies before it: key k of that page is row k + 64 - last,
-and nothing past the length is read. `hidden[stage]` is how many leading rows of the tile are to be masked: 64 for a page id
-outside the pool, whose box lies past the pool's end and reads as zero.
+and nothing past the length is read. `hidden[stage]` is how many leading rows of the tile are to be masked: those, the keys
+that a window has left behind, or all 64 for a page id outside the pool, whose box lies past the pool's end and reads as zero.
 
 Folded rows are [K_rot 128 | V 512]; the score operand is V with columns [0, 64) and [256, 320) taken from K_rot.
 """
@@ -39,7 +39,7 @@ PASS_CONFIGS = common.PASS_CONFIGS
 
 # Words of an item of the plan, and of a request, and where the header holds the batch; csrc/decode_plan.h has the same.
 ITEM_WORDS = 8
-REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN = range(6)
+REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN = range(7)
 FIRST_SLOT, SPLITS = range(2)
 REQUEST_WORDS = 2
 HEADER_BATCH = 1
@@ -64,9 +64,9 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
     folded = page_format == "folded"
     value_at = FORMATS[page_format].extra_columns
     width = head_dim + value_at
-    stages = 2 if folded else 3
+    stages = 2 if folded else 3 * 512 // head_dim  # 160 or 192 KB
     columns = max(8, group)
-    q_stages = 1 if columns > 8 and not folded else 2  # what the ring leaves room for
+    q_stages = 1 if columns * head_dim > 4096 and not folded else 2  # what the ring leaves room for
     half = head_dim // 2
     q_rows, num_kv_heads, pool_tiles = T.dynamic("q_rows"), T.dynamic("num_kv_heads"), T.dynamic("pool_tiles")
     num_page_ids, max_slots = T.dynamic("num_page_ids"), T.dynamic("max_slots")
@@ -205,6 +205,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                 kv_head = T.alloc_var(INT32)
                 first = T.alloc_var(INT32)
                 last_len = T.alloc_var(INT32)
+                older = T.alloc_var(INT32)  # keys of the item's first page that the window has left behind
                 page = T.alloc_var(INT32)
                 tile = T.alloc_var(INT32)
                 start = T.alloc_var(INT32)
@@ -218,6 +219,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     kv_head = plan_items[item, KV_HEAD]
                     first = plan_items[item, FIRST_PAGE]
                     last_len = T.max(T.min(plan_items[item, LAST_LEN], page_size), 1)
+                    older = T.max(T.min(plan_items[item, HIDDEN], page_size), 0)
                     T.barrier_wait(q_empty[i % q_stages], ((i // q_stages) & 1) ^ 1)
                     T.tma_copy(
                         q[row, kv_head * group : kv_head * group + columns, :],
@@ -231,7 +233,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         page = T.shfl_sync(ids, t % WARP)
                         tile = page * page_tiles + layer_tile
                         start = T.if_then_else(t == tiles - 1, last_len - page_size, 0)
-                        mask = -start
+                        mask = T.if_then_else(t == 0, older, 0) - start
                         if page < 0 or page >= num_pages:
                             tile = pool_tiles
                             mask = page_size
