@@ -10,6 +10,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -72,7 +73,8 @@ def run(command: list[str], environment: str, store: Store | None) -> int:
     if done.returncode:
         sys.stderr.buffer.write(done.stdout)
     elif store:
-        store.add("objects", key, {"object": compilation.output.read_bytes(), "log": done.stdout})
+        with contextlib.suppress(OSError):  # a cache that cannot be written is none
+            store.add("objects", key, {"object": compilation.output.read_bytes(), "log": done.stdout})
     return done.returncode
 
 

@@ -82,6 +82,8 @@ def compile_tree(
         "NINJA_STATUS": "[%f/%t] ",
         "LC_ALL": "C",
     }
+    for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "CUDAFLAGS"):
+        variables.pop(name, None)  # a kernel's flags are its JIT twin's, and the cache's key knows no others
     configure = [
         str(tools.cmake.path),
         "-G",

@@ -71,12 +71,26 @@ def shared_memory(subject: Subject) -> Iterator[Failure]:
         )
 
 
+ENTRY = re.compile(r"__global__[^;{()]*(?:__launch_bounds__\([^)]*\)[^;{()]*)?\b(\w+)\s*\([^;{]*\)\s*\{")
+COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+def _code(source: str) -> str:
+    """The source with comments and the insides of strings blanked; every character keeps its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        text = match.group()
+        if text.startswith('"'):
+            return '"' + " " * (len(text) - 2) + '"'
+        return re.sub(r"[^\n]", " ", text)
+
+    return COMMENT_OR_STRING.sub(blank, source)
+
+
 def one_entry(subject: Subject) -> Iterator[Failure]:
     """The source defines exactly one __global__ function, the launched one."""
-    pattern = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\([^;{]*\)\s*\{')
-    found = [
-        (match.group(1), _line(subject.lowered.source, match.start())) for match in pattern.finditer(subject.lowered.source)
-    ]
+    source = _code(subject.lowered.source)
+    found = [(match.group(1), _line(source, match.start())) for match in ENTRY.finditer(source)]
     names = [name for name, _ in found]
     if names != [subject.lowered.kernel]:
         line = found[1][1] if len(found) > 1 else found[0][1] if found else 0
@@ -103,32 +117,39 @@ def bulk_copies(subject: Subject) -> Iterator[Failure]:
     """Where the row asks for it, tiles are loaded by tensor maps, and every map is used."""
     if not subject.tma:
         return
+    source = _code(subject.lowered.source).replace("tma_store(", "tma_load(")
     if not subject.lowered.tensor_maps:
         yield Failure("bulk_copies", subject.lowered.name, "the row asks for tma, but the kernel has no tensor map")
     for tensor_map in subject.lowered.tensor_maps:
-        if f"tma_load({tensor_map.name}," not in subject.lowered.source.replace("tma_store(", "tma_load("):
+        if f"tma_load({tensor_map.name}," not in source:
             yield Failure(
                 "bulk_copies", subject.lowered.name, f"tensor map '{tensor_map.name}' is encoded, but no copy uses it"
             )
 
 
-BARRIER = re.compile(r"__syncthreads\(\)|__sync_thread_partial\(|tl::sync_grid\(")
+BARRIER = re.compile(r"\b__syncthreads\(\)|\b__sync_thread_partial\(")
+ASSIGNMENT = re.compile(r"(?<![=!<>])(?:[+\-*/%&|^]|<<|>>)?=(?!=)")
 
 
 def merge_barrier(subject: Subject) -> Iterator[Failure]:
     """A kernel that folds slots in place has a barrier between the group's last read of a buffer and its first store.
 
     Held for every kernel whose name contains `merge_groups`, on its text: for each pointer parameter that is both read and
-    written. Without one, a thread stores over what another has yet to read.
+    written. Without one, a thread stores over what another has yet to read. Whatever is no plain read or store (an atomic, a
+    compound assignment, the pointer passed on or kept) counts as both.
     """
-    if "merge_groups" not in subject.lowered.name:
+    lowered = subject.lowered
+    if "merge_groups" not in lowered.name and "merge_groups" not in lowered.kernel:
         return
-    source = subject.lowered.source
-    body_at = source.rfind(f"{subject.lowered.kernel}(")
-    for param in subject.lowered.params:
+    source = _code(lowered.source)
+    body_at = source.rfind(f"{lowered.kernel}(")
+    opening = source.find("{", body_at) if body_at >= 0 else -1
+    if opening < 0:
+        return  # one_entry refuses it
+    for param in lowered.params:
         if param.kind != "pointer":
             continue
-        stores, loads = _accesses(source, param.name, body_at)
+        stores, loads = _accesses(source, param.name, opening)
         if not stores or not loads:
             continue
         first_store = min(stores)
@@ -136,45 +157,68 @@ def merge_barrier(subject: Subject) -> Iterator[Failure]:
         after = [load for load in loads if load > first_store]
         if after:
             yield Failure(
-                "merge_barrier",
-                subject.lowered.name,
-                f"'{param.name}' is read again after its first store",
-                _line(source, after[0]),
+                "merge_barrier", lowered.name, f"'{param.name}' is read again after its first store", _line(source, after[0])
             )
-        elif not BARRIER.search(source, max(before), first_store):
+        elif not _barrier_between(source, max(before), first_store):
             yield Failure(
                 "merge_barrier",
-                subject.lowered.name,
+                lowered.name,
                 f"no barrier between the last read of '{param.name}' (line {_line(source, max(before))}) and its first store",
                 _line(source, first_store),
             )
 
 
-def _accesses(source: str, name: str, body_at: int) -> tuple[list[int], list[int]]:
+def _barrier_between(source: str, start: int, end: int) -> bool:
+    """Whether every path from `start` to `end` meets a barrier: one whose block is still open at `end`, under no condition."""
+    for match in BARRIER.finditer(source, start, end):
+        depth = 0
+        for mark in source[match.end() : end]:
+            depth += (mark == "{") - (mark == "}")
+            if depth < 0:
+                break
+        else:
+            statement = source[max(source.rfind(mark, 0, match.start()) for mark in ";{}") + 1 : match.start()]
+            if not re.search(r"\b(if|else|for|while)\b", statement):
+                return True
+    return False
+
+
+def _accesses(source: str, name: str, opening: int) -> tuple[list[int], list[int]]:
     """Positions where a kernel's body stores to and loads from the pointer parameter `name`.
 
-    A statement whose left side names the pointer is a store; the same statement's right side, and any other, is a load.
+    A statement whose left side dereferences the pointer is a store; a dereference anywhere else is a load.
     """
     stores: list[int] = []
     loads: list[int] = []
-    opening = source.index("{", body_at)
-    for match in re.finditer(rf"\b{re.escape(name)}\b", source[opening:]):
+    for match in re.finditer(rf"(?<![\w.])(?<!->){re.escape(name)}\b", source[opening:]):
         at = opening + match.start()
         start = max(source.rfind(mark, 0, at) for mark in ";{}") + 1
         end = min((position for mark in ";{" if (position := source.find(mark, at)) >= 0), default=len(source))
-        statement = source[start:end]
-        assignment = re.search(r"(?<![=!<>+\-*/|&])=(?!=)", statement)
-        stored = assignment is not None and at < start + assignment.start() and _indexed(statement, at - start)
-        (stores if stored else loads).append(at)
+        statement, offset = source[start:end], at - start
+        assignment = ASSIGNMENT.search(statement)
+        if assignment is not None and offset < assignment.start():
+            stores.append(at)
+            if assignment.group() != "=":
+                loads.append(at)
+        elif _plain_read(statement, offset, len(name)):
+            loads.append(at)
+        else:
+            stores.append(at)
+            loads.append(at)
     return stores, loads
 
 
-def _indexed(statement: str, offset: int) -> bool:
-    """Whether the name at `offset` of a statement is dereferenced there: `p[…] =` or `*(T*)(p + …) =`."""
-    return "[" in statement[offset : offset + 80] or statement.lstrip().startswith("*(")
+def _plain_read(statement: str, offset: int, length: int) -> bool:
+    """Whether the pointer at `offset` is dereferenced there, `p[…]` or `*(T*)(p + …)`, and its address not taken."""
+    before, after = statement[:offset].rstrip(), statement[offset + length :].lstrip()
+    if re.search(r"(\+\+|--)", statement) and not re.search(r"\bfor\b", statement):
+        return False
+    if after.startswith("["):
+        return re.search(r"(?<!&)&\s*\(*$", before) is None
+    return re.search(r"\*\s*(?:\((?:const )?\w+\s*\*\)|reinterpret_cast<[^>]*>)\s*\($", before) is not None
 
 
-RACE_WORDS = re.compile(r"race|data hazard|hoist(?:ed|ing)|divergent|missing sync", re.IGNORECASE)
+RACE_WORDS = re.compile(r"\braces?\b|\bracy\b|data hazard|hoist(?:ed|ing)|divergent|missing sync", re.IGNORECASE)
 
 
 def lowering_warnings(subject: Subject) -> Iterator[Failure]:
@@ -195,19 +239,31 @@ def no_spills(subject: Subject, log: str) -> Iterator[Failure]:
             subject.lowered.name,
             f"{found.stack_bytes} bytes of stack, {found.spill_store_bytes} of spill stores, "
             f"{found.spill_load_bytes} of spill loads",
-            _line_of(log, "spill stores"),
+            _line_of(log, "spill stores", f"Compiling entry function '{subject.lowered.kernel}'"),
         )
 
 
 def register_file(subject: Subject, log: str) -> Iterator[Failure]:
-    """A block's registers fit the arch's file."""
+    """A block's registers fit the arch's file. A warp is given them 256 at a time: eight a thread."""
     found = resources(subject.lowered.kernel, log)
     x, y, z = subject.lowered.block
-    if found is not None and found.registers * x * y * z > subject.arch.max_registers:
+    if found is not None and -(-found.registers // 8) * 8 * x * y * z > subject.arch.max_registers:
         yield Failure(
             "register_file",
             subject.lowered.name,
             f"{found.registers} registers by {x * y * z} threads exceed {subject.arch.max_registers} a block",
+        )
+
+
+def static_shared_memory(subject: Subject, log: str) -> Iterator[Failure]:
+    """Dynamic and static shared memory together fit a block; what ptxas counts as static is at most the reserved part."""
+    found = resources(subject.lowered.kernel, log)
+    if found is not None and found.static_shared_bytes > subject.arch.reserved_shared_memory_bytes:
+        yield Failure(
+            "static_shared_memory",
+            subject.lowered.name,
+            f"{found.static_shared_bytes} bytes of static shared memory exceed the "
+            f"{subject.arch.reserved_shared_memory_bytes} that the launch's check reserves",
         )
 
 
@@ -230,7 +286,7 @@ LOWERED_GATES: tuple[Gate, ...] = (
     merge_barrier,
     lowering_warnings,
 )
-COMPILED_GATES: tuple[CompiledGate, ...] = (no_spills, register_file, tensor_core_pipeline)
+COMPILED_GATES: tuple[CompiledGate, ...] = (no_spills, register_file, static_shared_memory, tensor_core_pipeline)
 
 
 def check_lowered(subjects: Iterable[Subject]) -> None:
@@ -250,8 +306,9 @@ def _refuse(failures: Iterable[Failure]) -> None:
 
 
 RESOURCES = re.compile(
-    r"Compiling entry function '(?P<kernel>\w+)'.*?"
-    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Compiling entry function '(?P<kernel>\w+)'(?:(?!Compiling entry).)*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r"(?:(?!Compiling entry).)*?"
     r"Used (?P<registers>\d+) registers(?:, used (?P<barriers>\d+) barriers)?(?P<rest>[^\n]*)",
     re.DOTALL,
 )
@@ -277,5 +334,5 @@ def _line(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
 
 
-def _line_of(text: str, needle: str) -> int:
-    return _line(text, text.find(needle)) if needle in text else 0
+def _line_of(text: str, needle: str, after: str) -> int:
+    return _line(text, text.find(needle, text.find(after)))

@@ -35,7 +35,8 @@ def install(tree: Tree, compiled: Compiled, out: Path, manifest: str, inputs: It
     marker.unlink(missing_ok=True)
     values: dict[str, object] = {"library": table.library, "stub": tree.context.stub}
     library = out / "lib/libtilepress.a"
-    depfile = f"{library}:" + "".join(f" \\\n  {str(path).replace(' ', chr(92) + ' ')}" for path in inputs) + "\n"
+    names = [str(path).replace(" ", "\\ ") for path in (library, *inputs)]
+    depfile = f"{names[0]}:" + "".join(f" \\\n  {name}" for name in names[1:]) + "\n"
     files: dict[str, bytes] = {
         "lib/libtilepress.a": compiled.archive.read_bytes(),
         "include/tilepress.h": rendering.header(table).encode(),

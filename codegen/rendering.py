@@ -73,6 +73,8 @@ def _number_limits(field: Field) -> str:
         words.append(f"{field.minimum} to {field.maximum}")
     elif field.minimum is not None:
         words.append(f"{field.minimum} or more")
+    elif field.maximum is not None:
+        words.append(f"{field.maximum} or less")
     if field.multiple > 1:
         words.append(f"a multiple of {field.multiple}")
     return ", ".join(words)

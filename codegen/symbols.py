@@ -60,6 +60,10 @@ def verify(built: Built, lists: Path, table: Table, selected: Table, stub: bool)
         for unit, path in sorted(built.objects.items()):
             name = lists / "objects" / f"{unit}.txt"
             diffs += _diff(name, _read(name), exported(path))
+        if selected == table:
+            for name in sorted((lists / "objects").glob("*.txt")):
+                if name.stem not in built.objects:
+                    diffs += _diff(name, _read(name), ())
     if diffs:
         raise SymbolError(
             "\n".join(diffs) + "\nExports differ from the committed lists. If the change is meant, review it and run "

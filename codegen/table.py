@@ -179,6 +179,8 @@ def load(path: Path) -> Table:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise TableError(f"{path}: cannot be read ({error.strerror}). Pass the table with --table FILE.") from error
+    except UnicodeDecodeError as error:
+        raise TableError(f"{path}: not UTF-8 text: {error}. Correct that byte.") from error
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -192,7 +194,7 @@ def parse(raw: dict[str, Any], file: str) -> Table:
         table = Table.model_validate(raw)
     except ValidationError as error:
         raise TableError(_shape_message(error, raw, file)) from error
-    for check in (_unique_names, _models, _families):
+    for check in (_unique_names, _models, _families, _unit_names):
         check(table, lambda row, field, why: _fail(file, row, field, why))
     return table
 
@@ -272,6 +274,23 @@ def _families(table: Table, fail: Fail) -> None:
                 )
 
 
+# Names that a family's entry, unit or generated file would collide with: the library's functions and its other units.
+TAKEN_NAMES = frozenset(
+    "build_info last_error supports version pool_bytes error instances cuda_host library python tilepress pool merge_states "
+    "merge_states_body decode_plan decode_plan_size decode_plan_body hand_written page_formats".split()
+)
+
+
+def _unit_names(table: Table, fail: Fail) -> None:
+    taken = set(TAKEN_NAMES)
+    for family in table.family:
+        where = f"[[family]] '{family.name}'"
+        for name in (family.name, *(kernel.name for kernel in family.kernels)):
+            if name in taken:
+                fail(where, "name", f"'{name}' is already the name of a function or unit of the library; choose another")
+            taken.add(name)
+
+
 def _listed(values: Iterable[object]) -> str:
     return ", ".join(str(value) for value in values)
 
@@ -296,7 +315,8 @@ def _shape_message(error: ValidationError, raw: dict[str, Any], file: str) -> st
 
 def _row_name(raw: dict[str, Any], section: str, index: int | str) -> str:
     rows = raw.get(section)
-    name = rows[index].get("name") if isinstance(rows, list) and isinstance(index, int) else None
+    row = rows[index] if isinstance(rows, list) and isinstance(index, int) else None
+    name = row.get("name") if isinstance(row, dict) else None
     return f"'{name}'" if isinstance(name, str) else f"number {int(index) + 1}"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from pydantic import TypeAdapter
 
@@ -73,24 +75,30 @@ class Worker:
 
     def __init__(self, tilelang: TileLang) -> None:
         path = os.pathsep.join(part for part in (str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")) if part)
+        # A file: nobody reads while the process works, and a full pipe would stop it.
+        self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             [tilelang.python, "-m", "codegen.lowering"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._stderr,
             text=True,
             env={**os.environ, "PYTHONPATH": path},
         )
 
     def lower(self, request: Request) -> Lowered:
         """Lowers one kernel. Raises LoweringError with TileLang's reason."""
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._process.stdin.write(json.dumps(asdict(request)) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps(asdict(request)) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
         if not line:
             self._process.wait()
-            tail = "\n".join(self._process.stderr.read().splitlines()[-15:])
+            self._stderr.seek(0)
+            tail = "\n".join(self._stderr.read().splitlines()[-15:])
             raise LoweringError(
                 f"{request.name}: the lowering process died (exit code {self._process.returncode}):\n{tail}\n"
                 f"Run `python -m codegen doctor` to see whether TileLang imports."
@@ -103,8 +111,10 @@ class Worker:
     def close(self) -> None:
         """Ends the process."""
         if self._process.stdin:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
         self._process.wait()
+        self._stderr.close()
 
 
 def lower_all(
@@ -122,13 +132,16 @@ def lower_all(
         if found:
             lowered = LOWERED.validate_json((found / "lowered.json").read_bytes())
         else:
-            worker = idle.get() if not idle.empty() else Worker(tilelang)
-            if worker not in workers:
+            try:
+                worker = idle.get_nowait()
+            except Empty:
+                worker = Worker(tilelang)
                 workers.append(worker)
             lowered = worker.lower(request)
             idle.put(worker)
             if store:
-                store.add("lowered", key, {"lowered.json": LOWERED.dump_json(lowered)})
+                with contextlib.suppress(OSError):  # a cache that cannot be written is none
+                    store.add("lowered", key, {"lowered.json": LOWERED.dump_json(lowered)})
         done(request.name)
         return lowered
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from codegen import abi, rendering
 from codegen.errors import OutputError
@@ -153,17 +153,21 @@ def read(root: Path) -> Tree:
             f"{root} is not an emitted tree: tilepress.json cannot be read ({error.strerror}). Write one with "
             "`python -m codegen emit --out DIR`."
         ) from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise OutputError(f"{path} is damaged: {error}. Emit the tree again.") from error
-    if record.get("format") != FORMAT:
-        raise OutputError(
-            f"{path} has format {record.get('format')!r}; this codegen reads format {FORMAT}. Emit the tree again."
-        )
-    table = parse(record["table"], path.name)
-    context = Context(table, _arch(table, record["arch"]), record["tier"])
-    includes = tuple(root / part for part in record["kernel_includes"])
-    tree = Tree(root, context, KERNELS.validate_python(record["kernels"]), includes)
-    missing = [unit.source for unit in tree.units if not (root / unit.source).is_file()]
+    found = record.get("format") if isinstance(record, dict) else None
+    if found != FORMAT:
+        raise OutputError(f"{path} has format {found!r}; this codegen reads format {FORMAT}. Emit the tree again.")
+    try:
+        table = parse(record["table"], path.name)
+        context = Context(table, table.find_arch(record["arch"]), record["tier"])
+        includes = tuple(root / part for part in record["kernel_includes"])
+        kernels = KERNELS.validate_python(record["kernels"])
+        tree = Tree(root, context, kernels, includes)
+        units = tree.units
+    except (AttributeError, KeyError, TypeError, ValidationError) as error:
+        raise OutputError(f"{path} is damaged: {type(error).__name__}: {error}. Emit the tree again.") from error
+    missing = [unit.source for unit in units if not (root / unit.source).is_file()]
     missing += [str(part) for part in record["kernel_includes"] if not (root / part).is_dir()]
     if missing:
         raise OutputError(f"{root} lacks {', '.join(missing)}. Emit the tree again.")

@@ -42,6 +42,11 @@ int serves(const char *entry, const Geometry &geometry) {
   if (geometry.num_q_heads % geometry.num_kv_heads != 0)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry,
                 geometry.num_q_heads, geometry.num_kv_heads);
+  if (geometry.num_kv_heads > 65535)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_kv_heads is %d; it must be 65535 or less", entry, geometry.num_kv_heads);
+  if (geometry.head_dim < 1 || geometry.page_size < 1 || geometry.page_format < 1)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: head_dim is %d, page_size is %d and page_format is %d; each must be 1 or more",
+                entry, geometry.head_dim, geometry.page_size, geometry.page_format);
   const Axis axes[] = {
       {"head_dim", &Instance::head_dim, geometry.head_dim},
       {"page_size", &Instance::page_size, geometry.page_size},

@@ -265,9 +265,7 @@ def test_two_builds_at_once_get_one_whole_shadow_root(tmp_path: Path, cache: Pat
     assert sorted(path.name for path in root.iterdir()) == ["bin", "include", "lib", "lib64", "nvvm"]
 
 
-def test_a_loser_of_the_race_takes_the_winners_root(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loser_of_the_race_takes_the_winners_root(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = wheels(tmp_path / "site-packages")
     link = toolchain._link_toolkit
 
@@ -346,9 +344,7 @@ def test_an_unusable_cxx_is_an_error_though_path_has_a_compiler(tmp_path: Path) 
     prints(tmp_path / "bin" / "c++", "c++ (GCC) 11.4.0")
     with pytest.raises(ToolchainError) as failure:
         find_cxx({"CXX": "icpx", "PATH": str(tmp_path / "bin")})
-    assert str(failure.value) == (
-        "CXX is 'icpx', but 'icpx' is not a program. Point CXX at a C++ compiler, or unset it."
-    )
+    assert str(failure.value) == ("CXX is 'icpx', but 'icpx' is not a program. Point CXX at a C++ compiler, or unset it.")
 
 
 def test_no_compiler_is_an_error() -> None:
@@ -380,9 +376,7 @@ def test_the_doctor_reports_a_bare_host_without_failing(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "ok"), [("0.1.15", True), ("0.1.14", False), (None, True)])
-def test_the_doctor_asks_the_named_python_for_tilelang(
-    wanted: str | None, ok: bool, tmp_path: Path, cache: Path
-) -> None:
+def test_the_doctor_asks_the_named_python_for_tilelang(wanted: str | None, ok: bool, tmp_path: Path, cache: Path) -> None:
     python = prints(tmp_path / "other" / "python", "0.1.15")
     rows = doctor_report(cache, {"PATH": "", toolchain.TILELANG_PYTHON: str(python)}, tilelang=wanted)
     (row,) = (row for row in rows if row.name == "TileLang")

@@ -1,0 +1,126 @@
+/* A CUDA runtime for a host without one: it counts calls, answers for a device that the test describes, and records what
+ * would be launched. The library's archive links against it in place of libcudart. */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <string.h>
+
+#include "tilepress.h"
+
+/* The library's own symbols are hidden in a shared object: these are how a test calls them. */
+int call_global_prefill(const tilepress_prefill_args *args) { return tilepress_global_prefill(args); }
+const char *call_last_error(void) { return tilepress_last_error(); }
+const char *call_version(void) { return tilepress_version(); }
+const char *call_build_info(void) { return tilepress_build_info(); }
+int32_t call_supports(const char *entry, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
+                      int32_t page_format) {
+  return tilepress_supports(entry, num_q_heads, num_kv_heads, head_dim, page_size, page_format);
+}
+
+int fake_error;     /* what cudaGetDevice returns */
+int fake_device;    /* the current device */
+int fake_major = 9;
+int fake_minor = 0;
+int fake_shared_memory = 232448;
+
+int fake_calls;     /* of any function but the registration at load time */
+int fake_attribute_calls;
+int fake_launches;
+unsigned fake_grid[3], fake_block[3];
+size_t fake_dynamic_shared;
+void *fake_stream;
+uint64_t fake_arguments[64]; /* the first bytes of each kernel argument */
+int fake_argument_count;     /* set by the test: how many to read */
+
+int fake_maps;
+struct {
+  uint64_t address, rank, dims[5], strides[4], box[5];
+} fake_map[8];
+
+void fake_reset(void) {
+  fake_calls = fake_attribute_calls = fake_launches = fake_maps = 0;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+  ++fake_calls;
+  *device = fake_device;
+  return (cudaError_t)fake_error;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+  (void)device;
+  ++fake_calls;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? fake_major
+           : attribute == cudaDevAttrComputeCapabilityMinor ? fake_minor
+                                                            : fake_shared_memory;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value) {
+  (void)function, (void)attribute, (void)value;
+  ++fake_calls, ++fake_attribute_calls;
+  return cudaSuccess;
+}
+
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *dims,
+                       const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *element_strides,
+                       CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                       CUtensorMapFloatOOBfill fill) {
+  (void)type, (void)element_strides, (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+  memset(map, 0, sizeof *map);
+  fake_map[fake_maps].address = (uint64_t)address;
+  fake_map[fake_maps].rank = rank;
+  for (unsigned i = 0; i < rank; ++i) fake_map[fake_maps].dims[i] = dims[i], fake_map[fake_maps].box[i] = box[i];
+  for (unsigned i = 0; i + 1 < rank; ++i) fake_map[fake_maps].strides[i] = strides[i];
+  ++fake_maps;
+  return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                             unsigned long long flags, enum cudaDriverEntryPointQueryResult *found) {
+  (void)name, (void)version, (void)flags;
+  ++fake_calls;
+  *function = (void *)encode;
+  *found = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **arguments) {
+  (void)function;
+  ++fake_calls, ++fake_launches;
+  memcpy(fake_grid, &config->gridDim, sizeof fake_grid);
+  memcpy(fake_block, &config->blockDim, sizeof fake_block);
+  fake_dynamic_shared = config->dynamicSmemBytes;
+  fake_stream = config->stream;
+  for (int i = 0; i < fake_argument_count; ++i) memcpy(&fake_arguments[i], arguments[i], 4);
+  return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "a made-up error"; }
+
+/* Called when the library is loaded. */
+void **__cudaRegisterFatBinary(void *binary) {
+  static void *handle;
+  (void)binary;
+  return &handle;
+}
+void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit, void *tid, void *bid,
+                            void *block, void *grid, int *size) {
+  (void)handle, (void)host, (void)device, (void)name, (void)limit, (void)tid, (void)bid, (void)block, (void)grid, (void)size;
+}
+
+/* Never called: launches go through cudaLaunchKernelExC. */
+cudaError_t __cudaGetKernel(void **kernel, const void *function) {
+  (void)kernel, (void)function;
+  ++fake_calls;
+  return cudaErrorUnknown;
+}
+cudaError_t __cudaLaunchKernel(void) {
+  ++fake_calls;
+  return cudaErrorUnknown;
+}
+unsigned __cudaPopCallConfiguration(void) {
+  ++fake_calls;
+  return 1;
+}

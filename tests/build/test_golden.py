@@ -1,0 +1,126 @@
+"""The golden files compiled, and the argument struct's layout as C and Rust see it against the hand-written one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from codegen.toolchain import find_cuda, find_cxx
+
+pytestmark = pytest.mark.build
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+LANGUAGES = {"c": ("-x", "c", "-std=c11"), "c++": ("-x", "c++", "-std=c++17")}
+
+
+def layout() -> list[str]:
+    """`offset size name` of every field, from the hand-written list."""
+    lines = (GOLDEN / "tilepress_prefill_args.txt").read_text().splitlines()
+    return [" ".join(line.split()[:3]) for line in lines if not line.startswith("#")]
+
+
+NAMES = [line.split()[2] for line in layout()]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_header_compiles_without_a_warning(language: str, compiler: Callable[..., None], tmp_path: Path) -> None:
+    source = tmp_path / "user"
+    # Twice, and first: it stands alone and guards itself.
+    source.write_text(
+        "#include <tilepress.h>\n#include <tilepress.h>\n"
+        "int use(const tilepress_prefill_args *args);\n"
+        "int use(const tilepress_prefill_args *args) { return tilepress_sample_prefill(args) == TILEPRESS_OK; }\n"
+    )
+    compiler(*LANGUAGES[language], *STRICT, f"-I{GOLDEN}", "-c", source, "-o", tmp_path / "user.o")
+
+
+def test_a_warning_would_be_an_error(tmp_path: Path) -> None:
+    """The flags above do refuse a header with a defect."""
+    (tmp_path / "tilepress.h").write_text(
+        (GOLDEN / "tilepress.h").read_text() + "static int unused(void) { int x; return x; }\n"
+    )
+    source = tmp_path / "user.c"
+    source.write_text('#include "tilepress.h"\n')
+    command = [find_cxx().path, *LANGUAGES["c"], *STRICT, "-c", source, "-o", tmp_path / "user.o"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_layout_in_c(language: str, compiler: Callable[..., None], tmp_path: Path) -> None:
+    print_fields = "".join(
+        f'  printf("%zu %zu {name}\\n", offsetof(args, {name}), sizeof(((args *)0)->{name}));\n' for name in NAMES
+    )
+    source = tmp_path / "layout"
+    source.write_text(
+        "#include <stdio.h>\n#include <tilepress.h>\ntypedef tilepress_prefill_args args;\nint main(void) {\n"
+        f'{print_fields}  printf("%zu\\n", sizeof(args));\n  return 0;\n}}\n'
+    )
+    program = tmp_path / "layout.exe"
+    compiler(*LANGUAGES[language], *STRICT, f"-I{GOLDEN}", source, "-o", program)
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert printed == [*layout(), "160"]
+
+
+def test_the_rust_bindings_compile_without_a_warning(rustc: str, tmp_path: Path) -> None:
+    for edition in ("2021", "2024"):
+        command = [rustc, "--edition", edition, "--crate-type", "lib", "-D", "warnings", "--emit", "metadata"]
+        done = subprocess.run(
+            [*command, GOLDEN / "tilepress_sys.rs", "-o", tmp_path / "library"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_layout_in_rust(rustc: str, tmp_path: Path) -> None:
+    fields = "".join(
+        f'    println!("{{}} {{}} {name}", offset_of!(Args, {name}), size(|args: &Args| &args.{name}));\n' for name in NAMES
+    )
+    (tmp_path / "main.rs").write_text(
+        f'include!("{GOLDEN / "tilepress_sys.rs"}");\n'
+        "use std::mem::{offset_of, size_of};\nuse tilepress_sys::tilepress_prefill_args as Args;\n"
+        "fn size<T>(_: fn(&Args) -> &T) -> usize {\n    size_of::<T>()\n}\n"
+        f'fn main() {{\n{fields}    println!("{{}}", size_of::<Args>());\n'
+        '    println!("{}", Args::default().struct_size);\n    assert!(Args::default().q.is_null());\n}\n'
+    )
+    command = [rustc, "--edition", "2021", tmp_path / "main.rs", "-o", tmp_path / "main"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert printed == [*layout(), "160", "160"]
+
+
+def test_the_launcher_compiles(cache: Path, tmp_path: Path) -> None:
+    """With nvcc, against the hand-written headers and the golden one."""
+    from codegen import abi, rendering
+    from codegen.table import load
+
+    cuda = find_cuda(cache)
+    shutil.copy(GOLDEN / "sample_prefill_g8_split.cu", tmp_path)
+    table = load(ROOT / "families.toml")
+    row = table.family[0].model_copy(update={"name": "sample_prefill", "groups": (8,)})
+    (entry,) = abi.entries(table.model_copy(update={"family": (row,)}))
+    (tmp_path / "sample_prefill_launchers.h").write_text(rendering.launchers_header(entry))
+    includes = (f"-I{tmp_path}", f"-I{GOLDEN}", f"-I{ROOT / 'csrc'}")
+    output = tmp_path / "launcher.o"
+    command = [
+        cuda.nvcc,
+        "-std=c++20",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-ccbin",
+        find_cxx().path,
+        "-Xcompiler=-Wall,-Werror",
+    ]
+    done = subprocess.run(
+        [*command, *includes, "-c", tmp_path / "sample_prefill_g8_split.cu", "-o", output],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    nm = subprocess.run(["nm", "--extern-only", "--defined-only", output], capture_output=True, text=True, check=True)
+    assert "launch_sample_prefill_g8_split" in nm.stdout

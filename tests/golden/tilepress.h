@@ -1,0 +1,128 @@
+/* tilepress 0.1.0: attention kernels, compiled ahead of time, behind a C ABI.
+ *
+ * Rendered from codegen/abi.py and families.toml; do not edit. C11 and C++17.
+ *
+ * Every entry takes one pointer to an argument struct. Zero the struct, set struct_size to its sizeof, then its fields: a
+ * zero field means absent. An entry returns TILEPRESS_OK or another TILEPRESS_* code, with the reason, naming the argument,
+ * in tilepress_last_error(). It refuses before any CUDA call, never throws, aborts or prints, allocates nothing and does not
+ * synchronise: the work is on the stream when it returns, and may be captured in a CUDA graph. Any thread, any stream of the
+ * current device. Pointers are to device memory unless a field says host. bf16 is two bytes, arrays are row-major and dense.
+ */
+#ifndef TILEPRESS_H
+#define TILEPRESS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define TILEPRESS_VERSION "0.1.0"
+
+/* What every entry returns. */
+enum {
+  TILEPRESS_OK = 0, /* done: the work is on the stream */
+  TILEPRESS_INVALID_ARGUMENT = 1, /* an argument is refused; nothing was launched */
+  TILEPRESS_UNSUPPORTED = 2, /* no compiled instance serves these arguments; nothing was launched */
+  TILEPRESS_DEVICE = 3, /* the current device is not one this library was built for; nothing was launched */
+  TILEPRESS_CUDA = 4, /* a CUDA call failed */
+  TILEPRESS_STUB = 5 /* the library was built as a stub, without kernels */
+};
+
+/* Page formats of a KV pool. */
+enum {
+  TILEPRESS_PAGE_FORMAT_SPLIT = 1 /* a page holds the layer's page_size K rows, then its page_size V rows; row width head_dim */
+};
+
+/* Bits of a device status word: what only the device can see. */
+enum {
+  TILEPRESS_STATUS_BAD_PAGE_ID = 1, /* a page id lies outside the pool; its keys were masked */
+  TILEPRESS_STATUS_BAD_INDEX = 2 /* an index pointer or a last page length lies outside its range; it was clamped */
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Arguments of every prefill entry. Zero the struct, set struct_size, then the fields. */
+typedef struct tilepress_prefill_args {
+  /* sizeof this struct, in bytes; anything else is refused. */
+  uint64_t struct_size;
+  /* queries (bf16 [q_rows, num_q_heads, head_dim]; device, aligned to 16 bytes). */
+  const void *q;
+  /* attention output; must not overlap q or pool (bf16 [q_rows, num_q_heads, head_dim]; device, aligned to 16
+   * bytes). */
+  void *out;
+  /* natural logarithm of the sum of exponentials (float [q_rows, num_q_heads]; device, optional). */
+  float *lse;
+  /* the KV pool, all layers (bf16 [num_pages * rows_per_page, num_kv_heads, head_dim]; device, aligned to 16 bytes). */
+  const void *pool;
+  /* pages of every request, one request after another; an id outside [0, num_pages) reads as masked keys (int32
+   * [num_page_ids]; device). */
+  const int32_t *page_ids;
+  /* request r has the pages page_ids[page_indptr[r] .. page_indptr[r + 1]) (int32 [batch + 1]; device). */
+  const int32_t *page_indptr;
+  /* tokens in each request's last page, 1 to page_size; later slots may hold anything, NaN included (int32 [batch];
+   * device). */
+  const int32_t *last_page_len;
+  /* request r has the query rows [q_indptr[r], q_indptr[r + 1]) (int32 [batch + 1]; device). */
+  const int32_t *q_indptr;
+  /* a host copy of q_indptr, checked and used to size the grid. Without it the grid covers every q_indptr within
+   * q_rows and batch: capture a CUDA graph so, and replay it with other plans (int32 [batch + 1]; host, optional). */
+  const int32_t *q_indptr_host;
+  /* status word: bits TILEPRESS_STATUS_* are or-ed in, never cleared (uint32 [1]; device, optional). */
+  uint32_t *status;
+  /* a cudaStream_t of the current device; null is the default stream (host, optional). */
+  void *stream;
+  /* pages in the pool (1 to 2147483647). */
+  int64_t num_pages;
+  /* rows a page holds over all layers (1 to 2147483584, a multiple of 64). */
+  int64_t rows_per_page;
+  /* this layer's first row inside a page (0 to 2147483584, a multiple of 64). */
+  int64_t layer_row;
+  /* rows of q, out and lse (0 or more). */
+  int32_t q_rows;
+  /* length of page_ids (0 to 16777216). */
+  int32_t num_page_ids;
+  /* requests (0 or more). */
+  int32_t batch;
+  /* query heads; a multiple of num_kv_heads (1 or more). */
+  int32_t num_q_heads;
+  /* KV heads (1 to 65535). */
+  int32_t num_kv_heads;
+  /* columns a head (1 or more). */
+  int32_t head_dim;
+  /* tokens a page (1 or more). */
+  int32_t page_size;
+  /* a TILEPRESS_PAGE_FORMAT_* value (1 or more). */
+  int32_t page_format;
+  /* factor of the scores before the softmax; finite and above 0. */
+  float sm_scale;
+  /* zero (0 to 0). */
+  uint32_t reserved;
+} tilepress_prefill_args;
+
+/* Causal grouped-query attention of a ragged batch of requests over a paged KV pool. Query row i of a request with n
+ * rows and a context of L tokens sees keys 0 to L - n + i: rows continue a context that is already in the pool,
+ * their own keys included. A row that sees no key gives zeros and lse = -inf. A request without rows does nothing.
+ * Rows that no request owns are neither read into a result nor written. Compiled for head_dim 512, page_size 64,
+ * page formats split, groups (num_q_heads / num_kv_heads) 8. Returns a TILEPRESS_* code. */
+int tilepress_sample_prefill(const tilepress_prefill_args *args);
+
+/* The calling thread's message of its last call that did not return TILEPRESS_OK: which argument and why. Never
+ * null; valid until the thread's next call into the library. */
+const char *tilepress_last_error(void);
+
+/* The library's version, "major.minor.patch". */
+const char *tilepress_version(void);
+
+/* One line of key=value pairs: version, tier (generate or stub), arch, tilelang, nvcc, abi. */
+const char *tilepress_build_info(void);
+
+/* Whether the entry of that name has a compiled instance for this geometry: TILEPRESS_OK, or the code that the entry
+ * itself would return, with the reason in tilepress_last_error(). Makes no CUDA call, so a server asks at load time
+ * on any host. */
+int32_t tilepress_supports(const char *entry, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t page_format);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* TILEPRESS_H */

@@ -1,0 +1,108 @@
+// tilepress 0.1.0: the C ABI of tilepress.h for Rust. Rendered from codegen/abi.py; do not edit.
+// Use it with include!(concat!(env!("TILEPRESS_RUST"), "/tilepress_sys.rs")) or as a module of its own.
+#[allow(dead_code, non_camel_case_types)]
+pub mod tilepress_sys {
+    use core::ffi::{c_char, c_int, c_void};
+
+    pub const VERSION: &str = "0.1.0";
+
+    /// done: the work is on the stream
+    pub const OK: c_int = 0;
+    /// an argument is refused; nothing was launched
+    pub const INVALID_ARGUMENT: c_int = 1;
+    /// no compiled instance serves these arguments; nothing was launched
+    pub const UNSUPPORTED: c_int = 2;
+    /// the current device is not one this library was built for; nothing was launched
+    pub const DEVICE: c_int = 3;
+    /// a CUDA call failed
+    pub const CUDA: c_int = 4;
+    /// the library was built as a stub, without kernels
+    pub const STUB: c_int = 5;
+
+    /// a page holds the layer's page_size K rows, then its page_size V rows; row width head_dim
+    pub const PAGE_FORMAT_SPLIT: i32 = 1;
+
+    /// a page id lies outside the pool; its keys were masked
+    pub const STATUS_BAD_PAGE_ID: u32 = 1;
+    /// an index pointer or a last page length lies outside its range; it was clamped
+    pub const STATUS_BAD_INDEX: u32 = 2;
+
+    /// Arguments of every prefill entry. Zero the struct, set struct_size, then the fields.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug)]
+    pub struct tilepress_prefill_args {
+        /// sizeof this struct, in bytes; anything else is refused.
+        pub struct_size: u64,
+        /// queries (bf16 [q_rows, num_q_heads, head_dim]; device, aligned to 16 bytes).
+        pub q: *const c_void,
+        /// attention output; must not overlap q or pool (bf16 [q_rows, num_q_heads, head_dim]; device, aligned to 16 bytes).
+        pub out: *mut c_void,
+        /// natural logarithm of the sum of exponentials (float [q_rows, num_q_heads]; device, optional).
+        pub lse: *mut f32,
+        /// the KV pool, all layers (bf16 [num_pages * rows_per_page, num_kv_heads, head_dim]; device, aligned to 16 bytes).
+        pub pool: *const c_void,
+        /// pages of every request, one request after another; an id outside [0, num_pages) reads as masked keys (int32 [num_page_ids]; device).
+        pub page_ids: *const i32,
+        /// request r has the pages page_ids[page_indptr[r] .. page_indptr[r + 1]) (int32 [batch + 1]; device).
+        pub page_indptr: *const i32,
+        /// tokens in each request's last page, 1 to page_size; later slots may hold anything, NaN included (int32 [batch]; device).
+        pub last_page_len: *const i32,
+        /// request r has the query rows [q_indptr[r], q_indptr[r + 1]) (int32 [batch + 1]; device).
+        pub q_indptr: *const i32,
+        /// a host copy of q_indptr, checked and used to size the grid. Without it the grid covers every q_indptr within q_rows and batch: capture a CUDA graph so, and replay it with other plans (int32 [batch + 1]; host, optional).
+        pub q_indptr_host: *const i32,
+        /// status word: bits TILEPRESS_STATUS_* are or-ed in, never cleared (uint32 [1]; device, optional).
+        pub status: *mut u32,
+        /// a cudaStream_t of the current device; null is the default stream (host, optional).
+        pub stream: *mut c_void,
+        /// pages in the pool (1 to 2147483647).
+        pub num_pages: i64,
+        /// rows a page holds over all layers (1 to 2147483584, a multiple of 64).
+        pub rows_per_page: i64,
+        /// this layer's first row inside a page (0 to 2147483584, a multiple of 64).
+        pub layer_row: i64,
+        /// rows of q, out and lse (0 or more).
+        pub q_rows: i32,
+        /// length of page_ids (0 to 16777216).
+        pub num_page_ids: i32,
+        /// requests (0 or more).
+        pub batch: i32,
+        /// query heads; a multiple of num_kv_heads (1 or more).
+        pub num_q_heads: i32,
+        /// KV heads (1 to 65535).
+        pub num_kv_heads: i32,
+        /// columns a head (1 or more).
+        pub head_dim: i32,
+        /// tokens a page (1 or more).
+        pub page_size: i32,
+        /// a TILEPRESS_PAGE_FORMAT_* value (1 or more).
+        pub page_format: i32,
+        /// factor of the scores before the softmax; finite and above 0.
+        pub sm_scale: f32,
+        /// zero (0 to 0).
+        pub reserved: u32,
+    }
+
+    impl Default for tilepress_prefill_args {
+        /// All fields absent (zero), struct_size set.
+        fn default() -> Self {
+            // Integers, floats and raw pointers: all-zero bytes are a valid value of each.
+            let mut args: Self = unsafe { core::mem::zeroed() };
+            args.struct_size = core::mem::size_of::<Self>() as u64;
+            args
+        }
+    }
+
+    unsafe extern "C" {
+        /// Causal grouped-query attention of a ragged batch of requests over a paged KV pool. Query row i of a request with n rows and a context of L tokens sees keys 0 to L - n + i: rows continue a context that is already in the pool, their own keys included. A row that sees no key gives zeros and lse = -inf. A request without rows does nothing. Rows that no request owns are neither read into a result nor written. Compiled for head_dim 512, page_size 64, page formats split, groups (num_q_heads / num_kv_heads) 8. Returns a TILEPRESS_* code.
+        pub fn tilepress_sample_prefill(args: *const tilepress_prefill_args) -> c_int;
+        /// The calling thread's message of its last call that did not return TILEPRESS_OK: which argument and why. Never null; valid until the thread's next call into the library.
+        pub fn tilepress_last_error() -> *const c_char;
+        /// The library's version, "major.minor.patch".
+        pub fn tilepress_version() -> *const c_char;
+        /// One line of key=value pairs: version, tier (generate or stub), arch, tilelang, nvcc, abi.
+        pub fn tilepress_build_info() -> *const c_char;
+        /// Whether the entry of that name has a compiled instance for this geometry: TILEPRESS_OK, or the code that the entry itself would return, with the reason in tilepress_last_error(). Makes no CUDA call, so a server asks at load time on any host.
+        pub fn tilepress_supports(entry: *const c_char, num_q_heads: i32, num_kv_heads: i32, head_dim: i32, page_size: i32, page_format: i32) -> i32;
+    }
+}
