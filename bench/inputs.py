@@ -12,16 +12,20 @@ from dataclasses import dataclass
 
 import torch
 
+from codegen.formats import FORMATS, ROTATED
+
 TILE = 64  # rows of a query tile, and of a pool tile
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 
-# Unit K rows (rms 1, as after a norm) and queries of this size give scores of about +-1: a softmax with many live keys.
+# Unit K rows (rms 1, as after a norm) and queries of this size give scores of about +-1: a softmax with many live keys. Folded
+# rows have V, of rms 0.58, in three quarters of the score operand, and so scores of about +-0.8.
 Q_SIZE = 0.05
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Heads, page and pool layout of one layer in the split format. `layers` are in a page; the batch uses `layer`."""
+    """Heads, page and pool layout of one layer. `layers` are in a page; the batch uses `layer`. page_format: a name in
+    codegen.formats."""
 
     q_heads: int
     kv_heads: int
@@ -29,6 +33,7 @@ class Geometry:
     page_size: int = 64
     layers: int = 3
     layer: int = 1
+    page_format: str = "split"
 
     @property
     def group(self) -> int:
@@ -36,14 +41,39 @@ class Geometry:
         return self.q_heads // self.kv_heads
 
     @property
+    def page_format_code(self) -> int:
+        """The TILEPRESS_PAGE_FORMAT_* value."""
+        return FORMATS[self.page_format].code
+
+    @property
+    def folded(self) -> bool:
+        """Whether a row holds rotated K columns and V: one row a token, not a K row and a V row."""
+        return self.page_format == "folded"
+
+    @property
+    def tiles(self) -> int:
+        """Blocks of page_size rows that a layer has in a page."""
+        return FORMATS[self.page_format].tiles
+
+    @property
+    def row_width(self) -> int:
+        """Columns of a pool row."""
+        return self.head_dim + FORMATS[self.page_format].extra_columns
+
+    @property
     def rows_per_page(self) -> int:
-        """Pool rows a page holds over all layers: page_size K rows and page_size V rows each."""
-        return 2 * self.page_size * self.layers
+        """Pool rows a page holds over all layers."""
+        return self.tiles * self.page_size * self.layers
 
     @property
     def layer_row(self) -> int:
         """The layer's first row inside a page."""
-        return 2 * self.page_size * self.layer
+        return self.tiles * self.page_size * self.layer
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one layer, all KV heads."""
+        return self.tiles * self.kv_heads * self.row_width * 2
 
 
 @dataclass(frozen=True)
@@ -71,7 +101,7 @@ class Piece:
 class Batch:
     """The inputs of one call, on one device.
 
-    q: bf16 [q_rows, q_heads, head_dim]. pool: bf16 [num_pages * rows_per_page, kv_heads, head_dim]. page_ids,
+    q: bf16 [q_rows, q_heads, head_dim]. pool: bf16 [num_pages * rows_per_page, kv_heads, row_width]. page_ids,
     page_indptr, last_page_len, q_indptr: int32, longer than `num_page_ids`, `size` + 1, `size`, `size` + 1, with
     garbage past those.
     """
@@ -129,9 +159,23 @@ class Span:
 
 
 def nan_pool(geometry: Geometry, num_pages: int, device: torch.device) -> torch.Tensor:
-    """A pool of NaN: bf16 [num_pages * rows_per_page, kv_heads, head_dim]."""
-    shape = (num_pages * geometry.rows_per_page, geometry.kv_heads, geometry.head_dim)
+    """A pool of NaN: bf16 [num_pages * rows_per_page, kv_heads, row_width]."""
+    shape = (num_pages * geometry.rows_per_page, geometry.kv_heads, geometry.row_width)
     return torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device)
+
+
+def score_operand(geometry: Geometry, rows: torch.Tensor) -> torch.Tensor:
+    """K of folded rows [..., row_width]: V in head order, with columns [0, 64) and [256, 320) of 512 taken from K_rot."""
+    half = geometry.head_dim // 2
+    k = value_operand(geometry, rows).clone()
+    k[..., :ROTATED] = rows[..., :ROTATED]
+    k[..., half : half + ROTATED] = rows[..., ROTATED : 2 * ROTATED]
+    return k
+
+
+def value_operand(geometry: Geometry, rows: torch.Tensor) -> torch.Tensor:
+    """V of folded rows [..., row_width]: their last head_dim columns, in head order."""
+    return rows[..., geometry.row_width - geometry.head_dim :]
 
 
 def write_context(
@@ -142,15 +186,27 @@ def write_context(
     V is bounded because the kernel rounds the softmax weights to bf16, which moves the output by a share of the largest
     |V|: so the reference's tolerance holds for rows that see few keys, too.
     """
-    size, pages = geometry.page_size, page_ids.numel()
+    size, pages, device = geometry.page_size, page_ids.numel(), pool.device
     if not pages:
         return
-    paged = pool.view(-1, geometry.rows_per_page, geometry.kv_heads, geometry.head_dim)
-    shape = (pages, size, geometry.kv_heads, geometry.head_dim)
-    k = torch.randn(shape, device=pool.device, generator=generator).to(torch.bfloat16)
-    v = (torch.rand(shape, device=pool.device, generator=generator) * 2 - 1).to(torch.bfloat16)
-    for rows, start in ((k, geometry.layer_row), (v, geometry.layer_row + size)):
-        rows.view(pages * size, geometry.kv_heads, geometry.head_dim)[context:] = float("nan")
+    shape = (pages, size, geometry.kv_heads)
+    k_columns = 2 * ROTATED if geometry.folded else geometry.head_dim
+    k = torch.randn(*shape, k_columns, device=device, generator=generator).to(torch.bfloat16)
+    v = (torch.rand(*shape, geometry.head_dim, device=device, generator=generator) * 2 - 1).to(torch.bfloat16)
+    tiles = [torch.cat((k, v), -1)] if geometry.folded else [k, v]
+    write_tiles(geometry, pool, page_ids, context, tiles)
+
+
+def write_tiles(
+    geometry: Geometry, pool: torch.Tensor, page_ids: torch.Tensor, context: int, tiles: Sequence[torch.Tensor]
+) -> None:
+    """Puts a request's rows in the pool: `tiles` bf16 [pages, page_size, kv_heads, row_width] each, K's and V's or the folded
+    ones. Slots past `context` tokens become NaN."""
+    size, pages = geometry.page_size, page_ids.numel()
+    paged = pool.view(-1, geometry.rows_per_page, geometry.kv_heads, geometry.row_width)
+    for tile, rows in enumerate(tiles):
+        rows.view(pages * size, geometry.kv_heads, geometry.row_width)[context:] = float("nan")
+        start = geometry.layer_row + tile * size
         paged[page_ids.long(), start : start + size] = rows
 
 

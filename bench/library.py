@@ -12,10 +12,12 @@ import torch
 
 from bench.inputs import Batch
 from bench.outputs import Outputs
+from bench.plans import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTORY_VARIABLE = "TILEPRESS_PYTHON_DIR"
-ENTRY = "tilepress_global_prefill"
+PREFILL = "tilepress_global_prefill"
+DECODE = "tilepress_global_decode"
 
 
 class LibraryMissing(RuntimeError):
@@ -37,7 +39,6 @@ def load() -> ModuleType:
 
 
 def prefill_fields(
-    library: ModuleType,
     batch: Batch,
     outputs: Outputs,
     *,
@@ -72,7 +73,7 @@ def prefill_fields(
         "num_kv_heads": geometry.kv_heads,
         "head_dim": geometry.head_dim,
         "page_size": geometry.page_size,
-        "page_format": library.PAGE_FORMAT_SPLIT,
+        "page_format": geometry.page_format_code,
         "sm_scale": batch.sm_scale,
     }
 
@@ -88,4 +89,42 @@ def prefill(
 ) -> None:
     """One call of the prefill on the current stream. host_indptr: pass a host copy of q_indptr; else it is absent."""
     host = batch.q_indptr.cpu() if host_indptr else None
-    library.global_prefill(**prefill_fields(library, batch, outputs, lse=lse, status=status, q_indptr_host=host))
+    library.global_prefill(**prefill_fields(batch, outputs, lse=lse, status=status, q_indptr_host=host))
+
+
+def decode_fields(
+    batch: Batch, plan: Plan, outputs: Outputs, *, lse: bool = True, status: bool = True
+) -> dict[str, int | float]:
+    """The keyword arguments of `tilepress.global_decode`, on the current stream. Every request of `batch` has one query row,
+    and they follow one another from row plan.row_offset on."""
+    geometry = batch.geometry
+    return {
+        "q": batch.q.data_ptr(),
+        "out": outputs.out.data_ptr(),
+        "lse": outputs.lse.data_ptr() if lse else 0,
+        "pool": batch.pool.data_ptr(),
+        "page_ids": batch.page_ids.data_ptr(),
+        "plan": plan.device.data_ptr(),
+        "plan_host": plan.host.data_ptr(),
+        "workspace": plan.workspace.data_ptr(),
+        "status": outputs.status.data_ptr() if status else 0,
+        "stream": torch.cuda.current_stream().cuda_stream,
+        "num_pages": batch.num_pages,
+        "rows_per_page": geometry.rows_per_page,
+        "layer_row": geometry.layer_row,
+        "workspace_bytes": plan.workspace_bytes,
+        "q_rows": batch.q_rows,
+        "row_offset": plan.row_offset,
+        "num_page_ids": batch.num_page_ids,
+        "num_q_heads": geometry.q_heads,
+        "num_kv_heads": geometry.kv_heads,
+        "head_dim": geometry.head_dim,
+        "page_size": geometry.page_size,
+        "page_format": geometry.page_format_code,
+        "sm_scale": batch.sm_scale,
+    }
+
+
+def decode(library: ModuleType, batch: Batch, plan: Plan, outputs: Outputs, *, lse: bool = True, status: bool = True) -> None:
+    """One call of the decode on the current stream."""
+    library.global_decode(**decode_fields(batch, plan, outputs, lse=lse, status=status))

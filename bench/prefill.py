@@ -19,8 +19,10 @@ SETS = 2  # disjoint pools, queries and outputs, used in turn
 
 @dataclass(frozen=True)
 class Result:
-    """One context length. flop: useful floating-point operations a call. error: out against the fp32 reference."""
+    """One context length in one page format. flop: useful floating-point operations a call. error: out against the fp32
+    reference."""
 
+    geometry: Geometry
     context: int
     rows: int
     timing: Timing
@@ -44,15 +46,17 @@ def measure(library: ModuleType, geometry: Geometry, rows: int, context: int, *,
     calls = [
         functools.partial(
             library.global_prefill,
-            **prefill_fields(library, batch, outputs, lse=False, status=False, q_indptr_host=host),
+            **prefill_fields(batch, outputs, lse=False, status=False, q_indptr_host=host),
         )
         for batch, outputs in sets
     ]
     timing = time_calls(calls, warmup=2 * SETS, repeats=repeats)
     error = max(_error(batch, outputs) for batch, outputs in sets)
     if not error <= OUT_TOLERANCE:
-        raise ArithmeticError(f"L = {context}: out is {error:.5f} off the fp32 reference; allowed {OUT_TOLERANCE}")
-    return Result(context, rows, timing, useful_flop(geometry, rows, context), error)
+        raise ArithmeticError(
+            f"L = {context}, {geometry.page_format}: out is {error:.5f} off the fp32 reference; allowed {OUT_TOLERANCE}"
+        )
+    return Result(geometry, context, rows, timing, useful_flop(geometry, rows, context), error)
 
 
 def _inputs(geometry: Geometry, rows: int, context: int, seed: int) -> tuple[Batch, Outputs]:

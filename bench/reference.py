@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.inputs import Batch, Span
+from bench.inputs import Batch, Span, score_operand, value_operand
 
 # The kernel sums in fp32 but rounds softmax weights to bf16 before P V: by a relative 2^-8 at most, the largest
 # weight of all not at all. With |V| <= 1, as in inputs.py, that moves an output by 2^-8 * (n - 1) / (n + 1) at most
 # where n keys are seen: below 0.002 up to three keys, and beyond those the roundings would have to agree in sign and
 # size to reach it; 0.0014 is the most that was computed. What fp32 adds (exponentials, order of the sums) is some
-# 1e-5.
+# 1e-5. A decode rounds alike in each of its partials, and merges those in fp32 by weights that add up to 1: no more.
 OUT_TOLERANCE = 0.002
 # Over a long context outputs are small and OUT_TOLERANCE says little: a row of one head, taken as a vector, then says
 # more. The roundings of the weights and of the output are random over it, 0.0017 of its length each and 0.0024
@@ -83,9 +83,10 @@ def _context(batch: Batch, span: Span, kv_head: int) -> tuple[torch.Tensor, torc
     first = torch.where(valid, ids, 0) * geometry.rows_per_page + geometry.layer_row
     at = (first[:, None] + torch.arange(geometry.page_size, device=device)).flatten()[:tokens]
     live = valid.repeat_interleave(geometry.page_size)[:tokens]
-    k = batch.pool[at, kv_head].float().masked_fill_(~live[:, None], 0)
-    v = batch.pool[at + geometry.page_size, kv_head].float().masked_fill_(~live[:, None], 0)
-    return k, v, live
+    rows = batch.pool[at, kv_head].float().masked_fill_(~live[:, None], 0)
+    if geometry.folded:
+        return score_operand(geometry, rows), value_operand(geometry, rows), live
+    return rows, batch.pool[at + geometry.page_size, kv_head].float().masked_fill_(~live[:, None], 0), live
 
 
 def _attend(

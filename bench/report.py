@@ -16,9 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.inputs import Geometry
+from bench import decode, prefill
 from bench.measure import Timing
-from bench.prefill import Result
 from bench.roofline import COPY_TRAFFIC, GEMM_FLOP
 
 TERA = 1e12
@@ -62,11 +61,10 @@ def rate(work: float, timing: Timing) -> dict[str, float | int]:
 def prefill_record(
     host: dict[str, str],
     model: str,
-    geometry: Geometry,
     gemm: Timing,
     gemm_after: Timing,
     copy: Timing,
-    results: Sequence[Result],
+    results: Sequence[prefill.Result],
 ) -> dict[str, Any]:
     """The JSON document of a prefill run. Times in seconds, rates in TFLOP/s (copy: TB/s)."""
     roof = GEMM_FLOP / gemm.median
@@ -74,12 +72,13 @@ def prefill_record(
         "bench": "prefill",
         **host,
         "model": model,
-        "geometry": dataclasses.asdict(geometry),
         "gemm_tflops": rate(GEMM_FLOP, gemm),
         "gemm_after_tflops": rate(GEMM_FLOP, gemm_after),
         "copy_tbps": rate(COPY_TRAFFIC, copy),
         "rows": [
             {
+                "page_format": result.geometry.page_format,
+                "geometry": dataclasses.asdict(result.geometry),
                 "context": result.context,
                 "query_rows": result.rows,
                 "seconds": dataclasses.asdict(result.timing),
@@ -92,22 +91,54 @@ def prefill_record(
     }
 
 
-def show(record: dict[str, Any], console: Console) -> None:
+def decode_record(
+    host: dict[str, str], copy: Timing, copy_after: Timing, results: Sequence[tuple[str, decode.Result]]
+) -> dict[str, Any]:
+    """The JSON document of a decode run; `results` with their model. Times in seconds, rates in TB/s. The floor of a step is
+    the time that its keys and values take at the copy's rate."""
+    bandwidth = COPY_TRAFFIC / copy.median
+    return {
+        "bench": "decode",
+        **host,
+        "copy_tbps": rate(COPY_TRAFFIC, copy),
+        "copy_after_tbps": rate(COPY_TRAFFIC, copy_after),
+        "rows": [
+            {
+                "model": model,
+                "page_format": result.geometry.page_format,
+                "geometry": dataclasses.asdict(result.geometry),
+                "batch": result.load.batch,
+                "context": result.load.context,
+                "items": result.items,
+                "sets": result.sets,
+                "seconds": dataclasses.asdict(result.timing),
+                "kv_bytes": result.kv_bytes,
+                "kv_tbps": rate(result.kv_bytes, result.timing),
+                "floor_seconds": result.kv_bytes / bandwidth,
+                "ratio_to_floor": result.timing.median * bandwidth / result.kv_bytes,
+                "error": result.error,
+            }
+            for model, result in results
+        ],
+    }
+
+
+def show_prefill(record: dict[str, Any], console: Console) -> None:
     """Prints a prefill record."""
-    console.print(f"{record['gpu']}, driver {record['driver']}, CUDA {record['cuda']}, torch {record['torch']}")
-    console.print(f"tilepress {record['library']} ({record['build_info']}), commit {record['commit']}", markup=False)
+    _show_host(record, console)
     gemm, after, copy = record["gemm_tflops"], record["gemm_after_tflops"], record["copy_tbps"]
     console.print(f"bf16 GEMM {_spread(gemm)} TFLOP/s before, {_spread(after)} after; device copy {_spread(copy, 2)} TB/s")
-    heads = f"{record['geometry']['q_heads']}/{record['geometry']['kv_heads']}"
-    table = Table(title=f"global prefill, {record['model']}, heads {heads}, split rows; median (min to max)")
-    for column in ("L", "query rows", "ms", "TFLOP/s, useful", "of GEMM", "error"):
-        table.add_column(column, justify="right")
+    table = _table(
+        f"global prefill, {record['model']}; median (min to max)",
+        ("format", "heads", "L", "query rows", "ms", "TFLOP/s, useful", "of GEMM", "error"),
+    )
     for row in record["rows"]:
-        milliseconds = {key: row["seconds"][key] * 1e3 for key in ("median", "low", "high")}
         table.add_row(
+            row["page_format"],
+            _heads(row["geometry"]),
             f"{row['context']:,}",
             f"{row['query_rows']:,}",
-            _spread(milliseconds, 3),
+            _spread(row["seconds"], 3, 1e3),
             _spread(row["useful_tflops"]),
             f"{row['share_of_gemm']:.1%}",
             f"{row['error']:.1e}",
@@ -115,8 +146,50 @@ def show(record: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _spread(value: dict[str, Any], digits: int = 0) -> str:
-    return f"{value['median']:.{digits}f} ({value['low']:.{digits}f} to {value['high']:.{digits}f})"
+def show_decode(record: dict[str, Any], console: Console) -> None:
+    """Prints a decode record."""
+    _show_host(record, console)
+    copy, after = record["copy_tbps"], record["copy_after_tbps"]
+    console.print(f"device copy {_spread(copy, 2)} TB/s before, {_spread(after, 2)} after; the floor is KV bytes at the first")
+    table = _table(
+        "global decode, merge included; median (min to max)",
+        ("model", "heads", "format", "batch", "L", "us", "TB/s", "floor, us", "of floor", "error"),
+    )
+    for row in record["rows"]:
+        table.add_row(
+            row["model"],
+            _heads(row["geometry"]),
+            row["page_format"],
+            f"{row['batch']}",
+            f"{row['context']:,}",
+            _spread(row["seconds"], 1, 1e6),
+            f"{row['kv_tbps']['median']:.2f}",
+            f"{row['floor_seconds'] * 1e6:.1f}",
+            f"{row['ratio_to_floor']:.3f}",
+            f"{row['error']:.1e}",
+        )
+    console.print(table)
+
+
+def _show_host(record: dict[str, Any], console: Console) -> None:
+    console.print(f"{record['gpu']}, driver {record['driver']}, CUDA {record['cuda']}, torch {record['torch']}")
+    console.print(f"tilepress {record['library']} ({record['build_info']}), commit {record['commit']}", markup=False)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _heads(geometry: dict[str, Any]) -> str:
+    return f"{geometry['q_heads']}/{geometry['kv_heads']}"
+
+
+def _spread(value: dict[str, Any], digits: int = 0, factor: float = 1.0) -> str:
+    median, low, high = (value[key] * factor for key in ("median", "low", "high"))
+    return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def write(record: dict[str, Any], path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -59,9 +59,19 @@ def library() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def tilelang(library: ModuleType) -> ModuleType:
-    """TileLang, to compile the JIT twins with."""
+def twins(library: ModuleType, request: pytest.FixtureRequest) -> None:
+    """The JIT twins of every collected test that asks for them, compiled at once: one after another they would take most of
+    the suite's time. A module names its operation in OPERATION; its tests are parametrized by group and page_format."""
     try:
-        return importlib.import_module("tilelang")
+        importlib.import_module("tilelang")
     except ImportError as error:
         unavailable(f"TileLang cannot be imported ({error})")
+    from .harness import compile_twins, instances
+
+    wanted = []
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and "twins" in item.fixturenames:
+            given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+            if "group" in given and "page_format" in given:
+                wanted += instances(item.module.OPERATION, given["group"], given["page_format"])
+    compile_twins(wanted)

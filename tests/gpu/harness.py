@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import itertools
+import math
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from bench.inputs import TILE, Batch, Geometry
-from bench.library import prefill
+from bench.library import decode, prefill
 from bench.outputs import Outputs, make_outputs
+from bench.plans import FIRST_SLOT, ITEMS, SPLITS, Limits, Plan, make_plan
 from bench.reference import (
     LSE_TOLERANCE,
     OUT_TOLERANCE,
@@ -23,37 +27,93 @@ from bench.reference import (
     out_error,
     row_error,
 )
+from codegen.kernels import OPERATIONS
+from codegen.lowered import Request as KernelRequest
 
 DEVICE = torch.device("cuda")
+FORMATS = ("split", "folded")
 GROUPS = (4, 8, 16)
 # KV heads that some model or shard of it has, one set a group: 32/8, 32/4 and 16/1; and the smallest ones.
 MODEL_KV_HEADS = {4: 8, 8: 4, 16: 1}
+HEAD_DIM, PAGE_SIZE = 512, 64
 
 
-def geometry(group: int, kv_heads: int) -> Geometry:
+def geometry(group: int, kv_heads: int, page_format: str) -> Geometry:
     """Three layers a page, of which the middle one is used."""
-    return Geometry(q_heads=group * kv_heads, kv_heads=kv_heads)
+    return Geometry(q_heads=group * kv_heads, kv_heads=kv_heads, page_format=page_format)
 
 
 def run(library: ModuleType, batch: Batch, *, lse: bool = True, status: bool = True, host_indptr: bool = True) -> Outputs:
-    """The library's outputs, once the device is done."""
+    """The prefill's outputs, once the device is done."""
     outputs = make_outputs(batch)
     prefill(library, batch, outputs, lse=lse, status=status, host_indptr=host_indptr)
     torch.cuda.synchronize()
     return outputs
 
 
-@functools.cache
-def twin(group: int, head_dim: int, page_size: int) -> Any:
-    """The kernel of one instance, compiled by TileLang's JIT."""
+@dataclass(frozen=True)
+class Instance:
+    """One kernel: an operation's stage for a group and a page format, which are 0 and empty where it has none."""
+
+    operation: str
+    stage: str
+    group: int
+    page_format: str
+
+
+def instances(operation: str, group: int, page_format: str) -> list[Instance]:
+    """The kernels that a call of an operation launches, in order."""
+    return [
+        Instance(operation, stage.name, group, page_format) if stage.per_instance else Instance(operation, stage.name, 0, "")
+        for stage in OPERATIONS[operation].stages
+    ]
+
+
+_twins: dict[Instance, Any] = {}
+
+
+def compile_twins(wanted: Iterable[Instance]) -> None:
+    """Compiles kernels by TileLang's JIT, side by side: lowering lets other threads run, and nvcc is a process."""
     tilelang = importlib.import_module("tilelang")
-    kernels = importlib.import_module("codegen.kernels.prefill")
-    return tilelang.compile(
-        kernels.build(f"twin_prefill_g{group}_split", head_dim, page_size, group, "split"),
-        target={"kind": "cuda", "arch": "sm_90a"},
-        pass_configs=dict(kernels.PASS_CONFIGS),
-        execution_backend="cython",
+    missing = [instance for instance in dict.fromkeys(wanted) if instance not in _twins]
+    modules = [importlib.import_module(OPERATIONS[instance.operation].module) for instance in missing]
+    # TileLang parses in this thread: only what compiles is said to be safe in others.
+    functions = [module.build(_request(instance)) for module, instance in zip(modules, missing, strict=True)]
+
+    def compiled(work: tuple[Any, ModuleType]) -> Any:
+        function, module = work
+        return tilelang.compile(
+            function,
+            target={"kind": "cuda", "arch": "sm_90a"},
+            pass_configs=dict(module.PASS_CONFIGS),
+            execution_backend="cython",
+        )
+
+    if missing:
+        with ThreadPoolExecutor(len(missing)) as pool:
+            _twins.update(zip(missing, pool.map(compiled, zip(functions, modules, strict=True)), strict=True))
+
+
+def _request(instance: Instance) -> KernelRequest:
+    parts = ("twin", instance.operation, instance.stage, f"g{instance.group}", instance.page_format)
+    return KernelRequest(
+        name="_".join(part for part in parts if part),
+        operation=instance.operation,
+        stage=instance.stage,
+        head_dim=HEAD_DIM,
+        page_size=PAGE_SIZE,
+        group=instance.group,
+        page_format=instance.page_format,
+        target="sm_90a",
+        tilelang=str(importlib.import_module("tilelang").__version__),
     )
+
+
+def twins(operation: str, shape: Geometry) -> list[Any]:
+    """The JIT-compiled kernels of an operation for a geometry, in launch order."""
+    wanted = instances(operation, shape.group, shape.page_format)
+    compile_twins(wanted)
+    return [_twins[instance] for instance in wanted]
 
 
 def query_tiles(batch: Batch, host_indptr: bool) -> int:
@@ -69,14 +129,20 @@ def query_tiles(batch: Batch, host_indptr: bool) -> int:
     return slots
 
 
+def tiled_pool(batch: Batch) -> torch.Tensor:
+    """The pool as kernels see it: bf16 [pool_tiles, 64, kv_heads, row_width]."""
+    return batch.pool.view(-1, TILE, batch.geometry.kv_heads, batch.geometry.row_width)
+
+
 def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
-    """The twin's outputs, for the same inputs and the launch values that csrc/prefill.h computes."""
+    """The prefill twin's outputs, for the same inputs and the launch values that csrc/prefill.h computes."""
     shape = batch.geometry
     outputs = make_outputs(batch)
+    (kernel,) = twins("prefill", shape)
     torch.cuda.synchronize()
-    twin(shape.group, shape.head_dim, shape.page_size)(
+    kernel(
         batch.q,
-        batch.pool.view(-1, TILE, shape.kv_heads, shape.head_dim),
+        tiled_pool(batch),
         batch.page_ids[: batch.num_page_ids],
         batch.page_indptr[: batch.size + 1],
         batch.last_page_len[: batch.size],
@@ -94,6 +160,79 @@ def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
     )
     torch.cuda.synchronize()
     return outputs
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a decode left: its outputs, and its plan with the workspace behind it."""
+
+    batch: Batch
+    plan: Plan
+    outputs: Outputs
+
+    @property
+    def partials(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the slots that the plan uses: outputs fp32 [slots, group, head_dim] and base-2 lse fp32 [slots, group]."""
+        out, lse = self.plan.partials(self.batch.geometry.group, self.batch.geometry.head_dim)
+        return out[: self.plan.header[ITEMS]], lse[: self.plan.header[ITEMS]]
+
+    def same_bits(self, other: Decoded) -> bool:
+        """Whether outputs, guard zones and the partials that the plan uses are bit-identical."""
+        mine, theirs = self.partials, other.partials
+        return self.outputs.same_bits(other.outputs) and all(
+            torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(mine, theirs, strict=True)
+        )
+
+
+def run_decode(library: ModuleType, batch: Batch, limits: Limits, *, lse: bool = True, status: bool = True) -> Decoded:
+    """The decode's outputs, once the device is done."""
+    plan = make_plan(library, batch, limits)
+    outputs = make_outputs(batch)
+    decode(library, batch, plan, outputs, lse=lse, status=status)
+    torch.cuda.synchronize()
+    return Decoded(batch, plan, outputs)
+
+
+def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decoded:
+    """Both twins of the decode over a plan and a workspace of their own, with the launch values that csrc/decode.h
+    computes."""
+    shape = batch.geometry
+    plan = make_plan(library, batch, limits)
+    outputs = make_outputs(batch)
+    views = plan.device_parts
+    partial_out, partial_lse = plan.partials(shape.group, shape.head_dim)
+    partial, merge = twins("decode", shape)
+    torch.cuda.synchronize()
+    partial(
+        batch.q,
+        tiled_pool(batch),
+        batch.page_ids[: batch.num_page_ids],
+        views.ctas,
+        views.items,
+        partial_out,
+        partial_lse,
+        outputs.status,
+        batch.sm_scale,
+        plan.row_offset,
+        batch.num_pages,
+        shape.rows_per_page // TILE,
+        shape.layer_row // TILE,
+        limits.sm_count,  # ctas
+        1,  # want_status
+    )
+    merge(
+        views.header,
+        views.requests,
+        partial_out,
+        partial_lse,
+        outputs.out,
+        outputs.lse,
+        shape.kv_heads,
+        plan.row_offset,
+        1,  # want_lse
+    )
+    torch.cuda.synchronize()
+    return Decoded(batch, plan, outputs)
 
 
 def owned_rows(batch: Batch) -> set[int]:
@@ -122,8 +261,32 @@ def assert_only_owned_rows(batch: Batch, outputs: Outputs) -> None:
         )
 
 
+def assert_partials(decoded: Decoded, expected: Reference) -> None:
+    """The fp32 partials, merged here in fp64, against the reference: the kernel's own error, apart from the rounding of out
+    to bf16, so no allowance for that. And the plan is as it was, and so is what it does not use of the workspace."""
+    plan, shape = decoded.plan, decoded.batch.geometry
+    used = plan.header[ITEMS]
+    out, lse = (part.double() for part in decoded.partials)
+    for request, row in enumerate(plan.host_parts.requests[: decoded.batch.size].tolist()):
+        for kv_head in range(shape.kv_heads):
+            first = row[FIRST_SLOT] + kv_head * row[SPLITS]
+            some = slice(first, first + row[SPLITS])
+            heads = slice(kv_head * shape.group, (kv_head + 1) * shape.group)
+            if not row[SPLITS] or (expected.lse[request, heads] == float("-inf")).any():
+                continue
+            weights = torch.softmax(lse[some] * math.log(2), 0)
+            error = float(((weights[..., None] * out[some]).sum(0) - expected.out[request, heads]).abs().max())
+            # Written so that NaN fails.
+            assert error <= OUT_TOLERANCE, f"request {request}'s partials are {error:.5f} off the fp32 reference"
+    assert torch.equal(plan.device, plan.host.to(plan.device.device)), "the plan was written"
+    whole_out, whole_lse = plan.partials(shape.group, shape.head_dim)
+    assert (whole_out[used:].view(torch.int32) == -1).all(), "the output of an unused slot was written"
+    assert (whole_lse[used:].view(torch.int32) == -1).all(), "the lse of an unused slot was written"
+    assert (plan.workspace[plan.workspace_bytes // 4 :] == -1).all(), "something behind the workspace was written"
+
+
 def check(library: ModuleType, batch: Batch, *, status: int = 0, host_indptr: bool = True) -> Outputs:
-    """The library on `batch`: right, bit-identical to its twin, nothing else written, `status` bits and no others."""
+    """The prefill on `batch`: right, bit-identical to its twin, nothing else written, `status` bits and no others."""
     outputs = run(library, batch, host_indptr=host_indptr)
     assert_only_owned_rows(batch, outputs)
     assert_close(outputs, attention(batch))
@@ -133,3 +296,18 @@ def check(library: ModuleType, batch: Batch, *, status: int = 0, host_indptr: bo
     assert outputs.same_bits(other), "the library and its JIT twin differ in bits"
     assert other.status_bits() == status, "the JIT twin reports other status bits"
     return outputs
+
+
+def check_decode(library: ModuleType, batch: Batch, limits: Limits, *, status: int = 0) -> Decoded:
+    """The decode on `batch`: right, bit-identical to its twin, nothing else written, `status` bits and no others."""
+    decoded = run_decode(library, batch, limits)
+    expected = attention(batch)
+    assert_only_owned_rows(batch, decoded.outputs)
+    assert_close(decoded.outputs, expected)
+    assert_partials(decoded, expected)
+    bits = decoded.outputs.status_bits()
+    assert bits == status, f"status bits {bits:#x}, expected {status:#x}"
+    other = run_decode_twin(library, batch, limits)
+    assert decoded.same_bits(other), "the library and its JIT twin differ in bits"
+    assert other.outputs.status_bits() == status, "the JIT twin reports other status bits"
+    return decoded

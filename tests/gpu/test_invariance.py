@@ -1,4 +1,5 @@
-"""A request's bits depend on that request alone: not on the batch, the order in it, the stream or a graph."""
+"""The prefill's bits of a request depend on it alone: not on the batch, the order in it, the stream or a graph. test_decode.py
+has the decode's."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from bench.library import prefill
 from bench.outputs import Outputs, make_outputs
 from bench.reference import attention
 
-from .harness import DEVICE, GROUPS, MODEL_KV_HEADS, assert_close, assert_only_owned_rows, geometry, run
+from .harness import DEVICE, FORMATS, GROUPS, MODEL_KV_HEADS, assert_close, assert_only_owned_rows, geometry, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library")]
 
@@ -29,9 +30,9 @@ REQUESTS = (
 )
 
 
-def several(group: int) -> Batch:
+def several(group: int, page_format: str) -> Batch:
     """A batch of every request."""
-    return build(geometry(group, MODEL_KV_HEADS[group]), REQUESTS, device=DEVICE, seed=7)
+    return build(geometry(group, MODEL_KV_HEADS[group], page_format), REQUESTS, device=DEVICE, seed=7)
 
 
 def results(batch: Batch, outputs: Outputs) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -45,15 +46,18 @@ def results(batch: Batch, outputs: Outputs) -> list[tuple[torch.Tensor, torch.Te
     ]
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(
     ("order", "lead_rows"),
     [*(((r,), 0) for r in range(len(REQUESTS))), ((7, 6, 5, 4, 3, 2, 1, 0), 0), ((4, 1, 4, 6, 2), 0), ((2, 5, 0), 61)],
     ids=str,
 )
-def test_bits_do_not_depend_on_the_batch(library: ModuleType, group: int, order: Sequence[int], lead_rows: int) -> None:
+def test_bits_do_not_depend_on_the_batch(
+    library: ModuleType, group: int, page_format: str, order: Sequence[int], lead_rows: int
+) -> None:
     """Alone, in reverse, with another beside itself twice, and behind rows of nobody."""
-    whole = several(group)
+    whole = several(group, page_format)
     expected = results(whole, run(library, whole))
     batch = select(whole, order, lead_rows=lead_rows, q_rows=lead_rows + 600)
     outputs = run(library, batch)
@@ -63,11 +67,12 @@ def test_bits_do_not_depend_on_the_batch(library: ModuleType, group: int, order:
         assert torch.equal(lse, expected[r][1]), f"lse of request {r}"
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_captured_graph_replays_other_plans(library: ModuleType, group: int) -> None:
+def test_a_captured_graph_replays_other_plans(library: ModuleType, group: int, page_format: str) -> None:
     """Captured without q_indptr_host, replayed after the plan's arrays were overwritten with fewer and other
     requests."""
-    whole = several(group)
+    whole = several(group, page_format)
     q_rows, size, num_page_ids = 450, 5, 70
     plans = [
         select(whole, order, q_rows=q_rows, size=size, num_page_ids=num_page_ids)
@@ -93,10 +98,11 @@ def test_a_captured_graph_replays_other_plans(library: ModuleType, group: int) -
         assert outputs.same_bits(run(library, plan)), "a replay and a fresh call differ in bits"
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_call_is_ordered_on_its_stream(library: ModuleType, group: int) -> None:
+def test_a_call_is_ordered_on_its_stream(library: ModuleType, group: int, page_format: str) -> None:
     """Behind a long wait on a side stream its inputs change: a call on any other stream would read the NaN before."""
-    batch = several(group)
+    batch = several(group, page_format)
     expected = run(library, batch)
     late = batch.q.clone()
     batch.q.fill_(float("nan"))

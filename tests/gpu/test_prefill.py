@@ -1,4 +1,4 @@
-"""The global prefill on every group: right to the fp32 reference, and bit-identical to its JIT twin."""
+"""The global prefill on every group and page format: right to the fp32 reference, and bit-identical to its JIT twin."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from bench.inputs import INT32_MAX, INT32_MIN, Batch, Request, build
 from bench.outputs import make_outputs
 from bench.reference import attention
 
-from .harness import DEVICE, GROUPS, MODEL_KV_HEADS, assert_close, check, geometry, run
+from .harness import DEVICE, FORMATS, GROUPS, MODEL_KV_HEADS, assert_close, check, geometry, run
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library", "tilelang")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library", "twins")]
+OPERATION = "prefill"
 
 ONE = {4: 1, 8: 1, 16: 1}
 TWO = {4: 2, 8: 2, 16: 2}
@@ -31,10 +32,10 @@ class Case:
     lead_rows: int = 0
     sm_scale: float = 1.0
 
-    def batch(self, group: int, seed: int = 1) -> Batch:
+    def batch(self, group: int, page_format: str, seed: int = 1) -> Batch:
         """Its inputs."""
         return build(
-            geometry(group, self.kv_heads[group]),
+            geometry(group, self.kv_heads[group], page_format),
             [Request(*request) for request in self.requests],
             device=DEVICE,
             seed=seed,
@@ -63,22 +64,25 @@ CASES = (
 )
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(library: ModuleType, case: Case, group: int) -> None:
-    check(library, case.batch(group))
+def test_case(library: ModuleType, case: Case, group: int, page_format: str) -> None:
+    check(library, case.batch(group, page_format))
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_without_a_host_copy_of_q_indptr(library: ModuleType, group: int) -> None:
-    batch = RAGGED.batch(group)
+def test_without_a_host_copy_of_q_indptr(library: ModuleType, group: int, page_format: str) -> None:
+    batch = RAGGED.batch(group, page_format)
     outputs = check(library, batch, host_indptr=False)
     assert outputs.same_bits(run(library, batch)), "the size of the grid changed a result"
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_rows_without_a_visible_key(library: ModuleType, group: int) -> None:
-    batch = BLIND.batch(group)
+def test_rows_without_a_visible_key(library: ModuleType, group: int, page_format: str) -> None:
+    batch = BLIND.batch(group, page_format)
     outputs = run(library, batch)
     blind = []
     start = 0
@@ -92,10 +96,11 @@ def test_rows_without_a_visible_key(library: ModuleType, group: int) -> None:
     assert lse[~unseen].isfinite().all()
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(("lse", "status"), [(False, True), (True, False), (False, False)])
-def test_optional_outputs_may_be_absent(library: ModuleType, group: int, lse: bool, status: bool) -> None:
-    batch = RAGGED.batch(group)
+def test_optional_outputs_may_be_absent(library: ModuleType, group: int, page_format: str, lse: bool, status: bool) -> None:
+    batch = RAGGED.batch(group, page_format)
     whole = run(library, batch)
     outputs = run(library, batch, lse=lse, status=status)
     untouched = make_outputs(batch)
@@ -105,11 +110,12 @@ def test_optional_outputs_may_be_absent(library: ModuleType, group: int, lse: bo
     assert outputs.status_bits() == 0
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_pages_gigabytes_into_a_pool(library: ModuleType, group: int) -> None:
+def test_pages_gigabytes_into_a_pool(library: ModuleType, group: int, page_format: str) -> None:
     """Byte offsets beyond 2^32 and element offsets beyond 2^31, so that neither fits 32 bits, signed or not."""
-    shape = geometry(group, MODEL_KV_HEADS[group])
-    page_bytes = shape.rows_per_page * shape.kv_heads * shape.head_dim * 2
+    shape = geometry(group, MODEL_KV_HEADS[group], page_format)
+    page_bytes = shape.rows_per_page * shape.kv_heads * shape.row_width * 2
     first_page = (1 << 32) // page_bytes + 1
     batch = build(shape, [Request(130, 300), Request(64, 64)], device=DEVICE, seed=2, first_page=first_page)
     assert min(page for span in batch.spans() for page in span.page_ids) * page_bytes > 1 << 32
@@ -118,12 +124,13 @@ def test_pages_gigabytes_into_a_pool(library: ModuleType, group: int) -> None:
     torch.cuda.empty_cache()
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("bad", [-1, INT32_MIN, INT32_MAX, "num_pages"])
-def test_a_page_id_outside_the_pool_reads_as_masked(library: ModuleType, group: int, bad: int | str) -> None:
+def test_a_page_id_outside_the_pool_reads_as_masked(library: ModuleType, group: int, page_format: str, bad: int | str) -> None:
     """In the first, a middle and the last, partly filled page; one request has no other page; one is untouched."""
     batch = build(
-        geometry(group, MODEL_KV_HEADS[group]),
+        geometry(group, MODEL_KV_HEADS[group], page_format),
         [Request(100, 400), Request(70, 250), Request(64, 64), Request(90, 90)],
         device=DEVICE,
         seed=3,
@@ -139,6 +146,7 @@ def test_a_page_id_outside_the_pool_reads_as_masked(library: ModuleType, group: 
     assert torch.equal(outputs.out[healthy].view(torch.int16), clean.out[healthy].view(torch.int16))
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(
     ("array", "at", "value"),
@@ -159,12 +167,14 @@ def test_a_page_id_outside_the_pool_reads_as_masked(library: ModuleType, group: 
         ("last_page_len", 1, INT32_MAX),
     ],
 )
-def test_an_index_out_of_range_is_clamped(library: ModuleType, group: int, array: str, at: int, value: int) -> None:
+def test_an_index_out_of_range_is_clamped(
+    library: ModuleType, group: int, page_format: str, array: str, at: int, value: int
+) -> None:
     """No fault; the request concerned reads what is left after clamping, the others are as they were."""
     # Neither rows nor pages of nobody, so that clamping to the end adds nothing to the last request; and no
     # half-filled page, so that a request that ends up with another's pages reads no NaN.
     batch = build(
-        geometry(group, MODEL_KV_HEADS[group]),
+        geometry(group, MODEL_KV_HEADS[group], page_format),
         [Request(70, 128), Request(64, 256), Request(100, 192), Request(30, 320)],
         device=DEVICE,
         seed=4,
@@ -181,12 +191,13 @@ def test_an_index_out_of_range_is_clamped(library: ModuleType, group: int, array
         assert torch.equal(outputs.out[some].view(torch.int16), clean.out[some].view(torch.int16)), f"request {healthy}"
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_query_rows_that_run_backwards_do_not_fault(library: ModuleType, group: int) -> None:
+def test_query_rows_that_run_backwards_do_not_fault(library: ModuleType, group: int, page_format: str) -> None:
     """q_indptr decreases in the middle: requests before and after the place are right, and nothing outside is
     written."""
     batch = build(
-        geometry(group, MODEL_KV_HEADS[group]),
+        geometry(group, MODEL_KV_HEADS[group], page_format),
         [Request(64, 64), Request(64, 64), Request(64, 64), Request(64, 64)],
         device=DEVICE,
         seed=5,
@@ -200,17 +211,19 @@ def test_query_rows_that_run_backwards_do_not_fault(library: ModuleType, group: 
 
 
 @pytest.mark.parametrize("host_indptr", [True, False])
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_batch_of_empty_requests_does_nothing(library: ModuleType, group: int, host_indptr: bool) -> None:
-    batch = build(geometry(group, 1), [Request(0, 0), Request(0, 100), Request(0, 64)], device=DEVICE)
+def test_a_batch_of_empty_requests_does_nothing(library: ModuleType, group: int, page_format: str, host_indptr: bool) -> None:
+    batch = build(geometry(group, 1, page_format), [Request(0, 0), Request(0, 100), Request(0, 64)], device=DEVICE)
     outputs = run(library, batch, host_indptr=host_indptr)
     assert outputs.touched_rows() == (set(), set())
     assert outputs.status_bits() == 0
 
 
+@pytest.mark.parametrize("page_format", FORMATS)
 @pytest.mark.parametrize("host_indptr", [True, False])
-def test_no_request_at_all_does_nothing(library: ModuleType, host_indptr: bool) -> None:
-    batch = build(geometry(8, 1), [], device=DEVICE)
+def test_no_request_at_all_does_nothing(library: ModuleType, page_format: str, host_indptr: bool) -> None:
+    batch = build(geometry(8, 1, page_format), [], device=DEVICE)
     outputs = run(library, batch, host_indptr=host_indptr)
     assert outputs.touched_rows() == (set(), set())
     assert outputs.status_bits() == 0
