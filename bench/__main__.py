@@ -1,4 +1,4 @@
-"""`python -m bench prefill` and `python -m bench decode`: measure on the GPU of this host."""
+"""`python -m bench prefill`, `decode` and `sliding`: measure on the GPU of this host."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = {model.name: model for model in load_table(ROOT / "families.toml").model}
+PROMPTS = "1x8192@8192,1x8192@9216,1x8192@40000,8x1024@4000"
 LOADS = "1x10602,1x40002,1x81653,1x163336,16x40002,64x10602"
 
 
@@ -82,15 +83,32 @@ def geometry_of(model: Model, page_format: str, layers: int) -> Geometry:
     )
 
 
+def sliding_geometry_of(model: Model, layers: int) -> Geometry:
+    """A model's sliding layers, the middle one of `layers` in a page."""
+    from bench.inputs import Geometry
+
+    heads = model.sliding
+    return Geometry(heads.q_heads, heads.kv_heads, head_dim=heads.head_dim, layers=layers, layer=layers // 2)
+
+
+def window_of(model: Model) -> int:
+    """Tokens that a row of a model's sliding layers sees."""
+    window = model.sliding.window
+    assert window is not None  # the table has made sure
+    return window
+
+
+format_option = click.option(
+    *("--format", "formats"),
+    type=click.Choice(list(FORMATS)),
+    multiple=True,
+    help="Page format, repeatable; by default all that the model can have.",
+)
+
+
 def common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that both commands have."""
+    """The options that every command has."""
     options = (
-        click.option(
-            *("--format", "formats"),
-            type=click.Choice(list(FORMATS)),
-            multiple=True,
-            help="Page format, repeatable; by default all that the model can have.",
-        ),
         click.option("--layers", type=click.IntRange(1), default=1, show_default=True, help="Layers a page of the pool holds."),
         click.option("--repeats", type=click.IntRange(1), default=15, show_default=True, help="Samples for each figure."),
         click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where the JSON goes, if anywhere."),
@@ -128,6 +146,7 @@ def main() -> None:
     help="Context lengths in tokens, comma-separated.",
 )
 @click.option("--rows", type=click.IntRange(1), default=8192, show_default=True, help="Query rows, the last of each L.")
+@format_option
 @common_options
 def prefill_command(
     model: str,
@@ -191,6 +210,7 @@ def parse_loads(context: click.Context, parameter: click.Parameter, value: str) 
 @click.option(
     "--loads", "steps", default=LOADS, show_default=True, callback=parse_loads, help="REQUESTSxTOKENS, comma-separated."
 )
+@format_option
 @common_options
 def decode_command(
     models: tuple[str, ...],
@@ -230,6 +250,88 @@ def decode_command(
         progress.update(task, advance=1)
     host = report.environment(library, commit or head_commit())
     finish(report.decode_record(host, copy, copy_after, results), report.show_decode, out)
+
+
+def parse_prompts(context: click.Context, parameter: click.Parameter, value: str) -> tuple[loads.Prompts, ...]:
+    """Prefills such as 1x8192@9216."""
+    try:
+        return loads.parse_prompts(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a list such as 1x8192@9216 ({error})") from None
+
+
+@main.command("sliding")
+@click.option(
+    "--model", type=click.Choice(sorted(MODELS)), default="gemma4-31b", show_default=True, help="Whose prefill is measured."
+)
+@click.option(
+    "--prompts",
+    default=PROMPTS,
+    show_default=True,
+    callback=parse_prompts,
+    help="REQUESTSxROWS@TOKENS, comma-separated: the rows are the last of so many tokens.",
+)
+@click.option(
+    *("--decode-model", "decode_models"),
+    type=click.Choice(sorted(MODELS)),
+    multiple=True,
+    default=("gemma4-31b", "gemma4-e2b"),
+    show_default=True,
+    help="Repeatable.",
+)
+@click.option(
+    "--batches", default="1,16,64", show_default=True, callback=parse_lengths, help="Requests of a decode, comma-separated."
+)
+@common_options
+def sliding_command(
+    model: str,
+    prompts: tuple[loads.Prompts, ...],
+    decode_models: tuple[str, ...],
+    batches: tuple[int, ...],
+    layers: int,
+    repeats: int,
+    out: Path | None,
+    commit: str | None,
+) -> None:
+    """The sliding layers: the windowed prefill against this GPU's matrix product, cold and hot, and the windowed decode, merge
+    included, against its copy."""
+    library = gpu_library()
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from bench import decode, report, roofline, sliding
+
+    prefills, decodes = [], []
+    torch.manual_seed(0)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("roofline", total=len(prompts) + len(decode_models) * len(batches) + 2)
+        gemm = report.Gemm(
+            cold=roofline.gemm_bursts(launches=sliding.COLD, rest=sliding.REST, repeats=repeats),
+            hot=roofline.gemm_bursts(launches=sliding.HOT, rest=sliding.REST, repeats=sliding.HOT_REPEATS),
+        )
+        copy = roofline.copy()
+        try:
+            geometry = sliding_geometry_of(MODELS[model], layers)
+            for load in prompts:
+                progress.update(task, advance=1, description=f"sliding prefill, {load}")
+                torch.cuda.empty_cache()
+                prefills.append(sliding.measure(library, geometry, load, window_of(MODELS[model]), repeats=repeats))
+            for name in decode_models:
+                geometry, window = sliding_geometry_of(MODELS[name], layers), window_of(MODELS[name])
+                for batch in batches:
+                    progress.update(task, advance=1, description=f"sliding decode, {name}, {batch} requests")
+                    torch.cuda.empty_cache()
+                    # The window lies across one page more than it fills, and the page before it is released.
+                    step = loads.Load(batch, window + 100)
+                    decodes.append((name, decode.measure(library, geometry, step, window=window, repeats=repeats)))
+        except (ArithmeticError, ValueError, library.Error) as error:
+            raise click.ClickException(str(error)) from error
+        progress.update(task, advance=1, description="roofline again")
+        copy_after = roofline.copy()
+        progress.update(task, advance=1)
+    host = report.environment(library, commit or head_commit())
+    finish(report.sliding_record(host, model, gemm, copy, copy_after, prefills, decodes), report.show_sliding, out)
 
 
 if __name__ == "__main__":

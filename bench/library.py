@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -18,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DIRECTORY_VARIABLE = "TILEPRESS_PYTHON_DIR"
 PREFILL = "tilepress_global_prefill"
 DECODE = "tilepress_global_decode"
+SLIDING_PREFILL = "tilepress_sliding_prefill"
+SLIDING_DECODE = "tilepress_sliding_decode"
 
 
 class LibraryMissing(RuntimeError):
@@ -38,6 +42,12 @@ def load() -> ModuleType:
         ) from error
 
 
+def entry(library: ModuleType, operation: str, batch: Batch) -> Callable[..., Any]:
+    """The entry that serves the batch's layer. operation: prefill or decode."""
+    found: Callable[..., Any] = getattr(library, f"{'sliding' if batch.geometry.sliding else 'global'}_{operation}")
+    return found
+
+
 def prefill_fields(
     batch: Batch,
     outputs: Outputs,
@@ -46,12 +56,20 @@ def prefill_fields(
     status: bool = True,
     q_indptr_host: torch.Tensor | None = None,
 ) -> dict[str, int | float]:
-    """The keyword arguments of `tilepress.global_prefill`, on the current stream.
+    """The keyword arguments of `tilepress.global_prefill` or `tilepress.sliding_prefill`, on the current stream.
 
-    q_indptr_host: int32 [size + 1] on the host; it must stay alive until the call returns.
+    q_indptr_host: int32 [size + 1] on the host; it must stay alive until the call returns. Raises ValueError for a sliding
+    batch without a window, or a global one with one or with origins.
     """
     geometry = batch.geometry
+    if geometry.sliding != (batch.window_left is not None) or (batch.kv_origin is not None and not geometry.sliding):
+        raise ValueError("a sliding prefill has a window and may have origins, a global one has neither")
+    windowed: dict[str, int | float] = {}
+    if batch.window_left is not None:
+        origin = batch.kv_origin.data_ptr() if batch.kv_origin is not None else 0
+        windowed = {"kv_origin": origin, "window_left": batch.window_left}
     return {
+        **windowed,
         "q": batch.q.data_ptr(),
         "out": outputs.out.data_ptr(),
         "lse": outputs.lse.data_ptr() if lse else 0,
@@ -89,14 +107,14 @@ def prefill(
 ) -> None:
     """One call of the prefill on the current stream. host_indptr: pass a host copy of q_indptr; else it is absent."""
     host = batch.q_indptr.cpu() if host_indptr else None
-    library.global_prefill(**prefill_fields(batch, outputs, lse=lse, status=status, q_indptr_host=host))
+    entry(library, "prefill", batch)(**prefill_fields(batch, outputs, lse=lse, status=status, q_indptr_host=host))
 
 
 def decode_fields(
     batch: Batch, plan: Plan, outputs: Outputs, *, lse: bool = True, status: bool = True
 ) -> dict[str, int | float]:
-    """The keyword arguments of `tilepress.global_decode`, on the current stream. Every request of `batch` has one query row,
-    and they follow one another from row plan.row_offset on."""
+    """The keyword arguments of `tilepress.global_decode` or `tilepress.sliding_decode`, on the current stream. Every request of
+    `batch` has one query row, and they follow one another from row plan.row_offset on. The window is the plan's."""
     geometry = batch.geometry
     return {
         "q": batch.q.data_ptr(),
@@ -127,4 +145,4 @@ def decode_fields(
 
 def decode(library: ModuleType, batch: Batch, plan: Plan, outputs: Outputs, *, lse: bool = True, status: bool = True) -> None:
     """One call of the decode on the current stream."""
-    library.global_decode(**decode_fields(batch, plan, outputs, lse=lse, status=status))
+    entry(library, "decode", batch)(**decode_fields(batch, plan, outputs, lse=lse, status=status))

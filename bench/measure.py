@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,24 @@ def time_calls(calls: Sequence[Callable[[], object]], *, warmup: int, repeats: i
     for i in range(warmup):
         calls[i % len(calls)]()
     return _samples([calls[i % len(calls)] for i in range(repeats)], 1)
+
+
+def time_bursts(calls: Sequence[Callable[[], object]], *, launches: int, rest: float, repeats: int) -> Timing:
+    """Times `launches` calls one behind another, taken from `calls` in turn, after a rest of `rest` seconds: a few find a cool
+    GPU at full clocks, many run into its power limit. A sample is one burst's time over its calls."""
+    for call in calls:
+        call()
+
+    def burst() -> None:
+        for i in range(launches):
+            calls[i % len(calls)]()
+
+    timings = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        time.sleep(rest)
+        timings.append(_samples([burst], launches).median)
+    return Timing(statistics.median(timings), min(timings), max(timings), repeats)
 
 
 def time_graph(calls: Sequence[Callable[[], object]], *, rounds: int, repeats: int) -> Timing:

@@ -13,10 +13,10 @@ from bench.inputs import Batch
 
 SM_COUNT = 132  # an H200's
 HEADER_WORDS = 16
-HEADER_USED = 10
-BATCH, ITEMS, MAX_BATCH, MAX_SLOTS, HEADER_SM_COUNT = 1, 2, 7, 8, 9  # words of the header
+HEADER_USED = 11
+BATCH, ITEMS, MAX_BATCH, MAX_SLOTS, HEADER_SM_COUNT, PAGE_IDS = 1, 2, 7, 8, 9, 10  # words of the header
 FIRST_SLOT, SPLITS, REQUEST_WORDS = 0, 1, 2
-REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, ITEM_WORDS = 0, 1, 2, 3, 4, 5, 8
+REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, ITEM_WORDS = 0, 1, 2, 3, 4, 5, 6, 8
 GUARD_WORDS = 64  # behind a plan and a workspace
 
 
@@ -114,21 +114,24 @@ def plan_size(library: ModuleType, batch: Batch, limits: Limits) -> tuple[int, i
 def make_plan(
     library: ModuleType, batch: Batch, limits: Limits, *, kv_len: Sequence[int] | None = None, hostile: bool = True
 ) -> Plan:
-    """A plan for the requests of `batch`, with a workspace. kv_len: tokens of each request, if not all that its pages hold.
-    hostile: put 0xFF wherever the plan's words mean nothing."""
+    """A plan for the requests of `batch` and its window, with a workspace. kv_len: tokens of each request, if not all that its
+    pages hold. hostile: put 0xFF wherever the plan's words mean nothing."""
     words, workspace_bytes = plan_size(library, batch, limits)
     spans = batch.spans()
     if kv_len is None:
         kv_len = [span.context(batch.geometry.page_size) for span in spans]
     lengths = torch.tensor(kv_len, dtype=torch.int32)
     page_indptr = batch.page_indptr[: batch.size + 1].cpu()
+    kv_origin = None if batch.kv_origin is None else batch.kv_origin[: batch.size].cpu()
     host = torch.full((words + GUARD_WORDS,), -1, dtype=torch.int32)
     library.decode_plan(
         kv_len=lengths.data_ptr(),
         page_indptr=page_indptr.data_ptr(),
+        kv_origin=0 if kv_origin is None else kv_origin.data_ptr(),
         plan=host.data_ptr(),
         plan_words=words,
         batch=batch.size,
+        window=batch.window,
         **_shared_fields(batch, limits),
     )
     if hostile:
@@ -163,5 +166,5 @@ def _poison(host: torch.Tensor) -> None:
     views = parts(host, header)
     views.header[HEADER_USED:] = -1
     views.requests[header[BATCH] :] = -1
-    views.items[:, LAST_LEN + 1 :] = -1
+    views.items[:, HIDDEN + 1 :] = -1
     views.items[header[ITEMS] :] = -1

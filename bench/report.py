@@ -8,6 +8,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import decode, prefill
+from bench import decode, prefill, sliding
 from bench.measure import Timing
 from bench.roofline import COPY_TRAFFIC, GEMM_FLOP
 
@@ -94,32 +95,89 @@ def prefill_record(
 def decode_record(
     host: dict[str, str], copy: Timing, copy_after: Timing, results: Sequence[tuple[str, decode.Result]]
 ) -> dict[str, Any]:
-    """The JSON document of a decode run; `results` with their model. Times in seconds, rates in TB/s. The floor of a step is
-    the time that its keys and values take at the copy's rate."""
-    bandwidth = COPY_TRAFFIC / copy.median
+    """The JSON document of a decode run; `results` with their model. Times in seconds, rates in TB/s."""
     return {
         "bench": "decode",
         **host,
         "copy_tbps": rate(COPY_TRAFFIC, copy),
         "copy_after_tbps": rate(COPY_TRAFFIC, copy_after),
-        "rows": [
+        "rows": _decode_rows(copy, results),
+    }
+
+
+def _decode_rows(copy: Timing, results: Sequence[tuple[str, decode.Result]]) -> list[dict[str, Any]]:
+    """The floor of a step is the time that the keys and values it sees take at the copy's rate."""
+    bandwidth = COPY_TRAFFIC / copy.median
+    return [
+        {
+            "model": model,
+            "page_format": result.geometry.page_format,
+            "geometry": dataclasses.asdict(result.geometry),
+            "batch": result.load.batch,
+            "context": result.load.context,
+            "window": result.window,
+            "items": result.items,
+            "sets": result.sets,
+            "seconds": dataclasses.asdict(result.timing),
+            "kv_bytes": result.kv_bytes,
+            "kv_tbps": rate(result.kv_bytes, result.timing),
+            "floor_seconds": result.kv_bytes / bandwidth,
+            "ratio_to_floor": result.timing.median * bandwidth / result.kv_bytes,
+            "error": result.error,
+        }
+        for model, result in results
+    ]
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """The matrix product in the bursts that the windowed prefill is timed in."""
+
+    cold: Timing
+    hot: Timing
+
+
+def sliding_record(
+    host: dict[str, str],
+    model: str,
+    gemm: Gemm,
+    copy: Timing,
+    copy_after: Timing,
+    prefills: Sequence[sliding.Result],
+    decodes: Sequence[tuple[str, decode.Result]],
+) -> dict[str, Any]:
+    """The JSON document of a sliding run; `model` is the prefills'. Times in seconds, rates in TFLOP/s and TB/s. A burst is set
+    beside the matrix product's burst of as many launches."""
+    return {
+        "bench": "sliding",
+        **host,
+        "model": model,
+        "launches": {"cold": sliding.COLD, "hot": sliding.HOT},
+        "rest_seconds": sliding.REST,
+        "gemm_cold_tflops": rate(GEMM_FLOP, gemm.cold),
+        "gemm_hot_tflops": rate(GEMM_FLOP, gemm.hot),
+        "copy_tbps": rate(COPY_TRAFFIC, copy),
+        "copy_after_tbps": rate(COPY_TRAFFIC, copy_after),
+        "prefill": [
             {
-                "model": model,
-                "page_format": result.geometry.page_format,
                 "geometry": dataclasses.asdict(result.geometry),
-                "batch": result.load.batch,
-                "context": result.load.context,
-                "items": result.items,
-                "sets": result.sets,
-                "seconds": dataclasses.asdict(result.timing),
-                "kv_bytes": result.kv_bytes,
-                "kv_tbps": rate(result.kv_bytes, result.timing),
-                "floor_seconds": result.kv_bytes / bandwidth,
-                "ratio_to_floor": result.timing.median * bandwidth / result.kv_bytes,
+                **dataclasses.asdict(result.prompts),
+                "window": result.window,
+                "cold": _burst(result.flop, result.cold, gemm.cold),
+                "hot": _burst(result.flop, result.hot, gemm.hot),
                 "error": result.error,
             }
-            for model, result in results
+            for result in prefills
         ],
+        "decode": _decode_rows(copy, decodes),
+    }
+
+
+def _burst(flop: int, timing: Timing, gemm: Timing) -> dict[str, Any]:
+    return {
+        "seconds": dataclasses.asdict(timing),
+        "useful_tflops": rate(flop, timing),
+        "share_of_gemm": flop / timing.median / (GEMM_FLOP / gemm.median),
     }
 
 
@@ -151,24 +209,59 @@ def show_decode(record: dict[str, Any], console: Console) -> None:
     _show_host(record, console)
     copy, after = record["copy_tbps"], record["copy_after_tbps"]
     console.print(f"device copy {_spread(copy, 2)} TB/s before, {_spread(after, 2)} after; the floor is KV bytes at the first")
+    console.print(_decode_table("global decode", record["rows"]))
+
+
+def show_sliding(record: dict[str, Any], console: Console) -> None:
+    """Prints a sliding record."""
+    _show_host(record, console)
+    launches = record["launches"]
+    cold, hot = (_spread(record[f"gemm_{name}_tflops"]) for name in ("cold", "hot"))
+    copy, after = record["copy_tbps"], record["copy_after_tbps"]
+    console.print(f"bf16 GEMM {cold} TFLOP/s in bursts of {launches['cold']}, {hot} in bursts of {launches['hot']}")
+    console.print(f"device copy {_spread(copy, 2)} TB/s before, {_spread(after, 2)} after; the floor is KV bytes at the first")
     table = _table(
-        "global decode, merge included; median (min to max)",
-        ("model", "heads", "format", "batch", "L", "us", "TB/s", "floor, us", "of floor", "error"),
+        f"sliding prefill, {record['model']}; a burst after {record['rest_seconds']} s of rest, median (min to max)",
+        ("heads", "window", "requests", "rows", "L", "burst", "ms", "TFLOP/s, useful", "of GEMM", "error"),
     )
-    for row in record["rows"]:
+    for row in record["prefill"]:
+        for name in ("cold", "hot"):
+            table.add_row(
+                _heads(row["geometry"]),
+                f"{row['window']:,}",
+                f"{row['batch']}",
+                f"{row['rows']:,}",
+                f"{row['context']:,}",
+                f"{name}, {launches[name]}",
+                _spread(row[name]["seconds"], 3, 1e3),
+                _spread(row[name]["useful_tflops"]),
+                f"{row[name]['share_of_gemm']:.1%}",
+                f"{row['error']:.1e}",
+            )
+    console.print(table)
+    console.print(_decode_table("sliding decode", record["decode"]))
+
+
+def _decode_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    table = _table(
+        f"{title}, merge included; median (min to max)",
+        ("model", "heads", "format", "batch", "L", "window", "us", "TB/s", "floor, us", "of floor", "error"),
+    )
+    for row in rows:
         table.add_row(
             row["model"],
             _heads(row["geometry"]),
             row["page_format"],
             f"{row['batch']}",
             f"{row['context']:,}",
+            f"{row['window']:,}" if row["window"] else "all",
             _spread(row["seconds"], 1, 1e6),
             f"{row['kv_tbps']['median']:.2f}",
             f"{row['floor_seconds'] * 1e6:.1f}",
             f"{row['ratio_to_floor']:.3f}",
             f"{row['error']:.1e}",
         )
-    console.print(table)
+    return table
 
 
 def _show_host(record: dict[str, Any], console: Console) -> None:

@@ -3,9 +3,12 @@ beside."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 
-from bench.measure import Timing, refuse_zeros, time_calls
+from bench.measure import Timing, refuse_zeros, time_bursts, time_calls
 
 GEMM_SIZE = 8192
 COPY_BYTES = 2 << 30
@@ -14,11 +17,19 @@ SETS = 2
 
 def gemm(repeats: int = 20) -> Timing:
     """One bf16 product of two 8192 x 8192 matrices: GEMM_FLOP floating-point operations."""
+    return time_calls(_products(), warmup=5, repeats=repeats)
+
+
+def gemm_bursts(*, launches: int, rest: float, repeats: int) -> Timing:
+    """The same product, `launches` at a time after a rest."""
+    return time_bursts(_products(), launches=launches, rest=rest, repeats=repeats)
+
+
+def _products() -> list[Callable[[], object]]:
     shape = (GEMM_SIZE, GEMM_SIZE)
     sets = [[torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)] for _ in range(SETS)]
     refuse_zeros("the matrix product's input", sets[0][0])
-    calls = [lambda a=a, b=b, c=c: torch.matmul(a, b, out=c) for a, b, c in sets]
-    return time_calls(calls, warmup=5, repeats=repeats)
+    return [functools.partial(torch.matmul, a, b, out=c) for a, b, c in sets]
 
 
 def copy(repeats: int = 20) -> Timing:

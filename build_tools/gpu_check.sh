@@ -3,22 +3,24 @@
 # sanitizer and the bench. A step that fails is reported and the others still run; the exit status is 1 if any failed.
 #
 # Usage: build_tools/gpu_check.sh RESULTS [EMITTED]     from anywhere; EMITTED defaults to carry/emitted
-#   RESULTS          folder for every step's output, summary.txt, prefill.json and decode.json
+#   RESULTS          folder for every step's output, summary.txt, prefill.json, decode.json and sliding.json
 #   CARRIED          folders of carried Python packages, colon-separated, put in front of PYTHONPATH
 #   BUILD_OUT        where the build goes, default out
 #   TILEPRESS_COMMIT what the bench records as the commit
-#   STEPS            which steps to run, default "host build tests memcheck racecheck prefill decode": the last two are the bench
+#   STEPS            which steps to run, default "host build tests memcheck racecheck prefill decode sliding": the last three are
+#                    the bench
 #   STEP_SECONDS     time a step may take, default 280
 #   TEST_ARGS        more arguments for pytest
-#   RACECHECK_ARGS   kernels that racecheck runs: of prefill, decode and merge_states; all by default
-#   PREFILL_ARGS, DECODE_ARGS   more arguments for `python3 -m bench prefill` and `decode`
+#   MEMCHECK_ARGS, RACECHECK_ARGS   kernels that the tool runs: of prefill, decode, sliding_prefill, sliding_decode and
+#                    merge_states; all by default
+#   PREFILL_ARGS, DECODE_ARGS, SLIDING_ARGS   more arguments for `python3 -m bench prefill`, `decode` and `sliding`
 set -uo pipefail
 
 results=$(realpath -m "${1:?usage: build_tools/gpu_check.sh RESULTS [EMITTED]}")
 emitted=$(realpath -m "${2:-$(dirname "$0")/../carry/emitted}")
 cd "$(dirname "$0")/.." || exit 2
 out=$(realpath -m "${BUILD_OUT:-out}")
-steps=${STEPS:-host build tests memcheck racecheck prefill decode}
+steps=${STEPS:-host build tests memcheck racecheck prefill decode sliding}
 mkdir -p "$results" || exit 2
 : >"$results/summary.txt"
 
@@ -51,13 +53,16 @@ step build python3 -m codegen build --arch sm_90 --from "$emitted" --python --ou
 # shellcheck disable=SC2086  # TEST_ARGS and the like are lists
 step tests env PEGAINFER_REQUIRE_GPU=1 python3 -m pytest -m gpu -q --durations=10 -p no:cacheprovider tests/gpu ${TEST_ARGS:-}
 # torch probes the driver for functions it may lack; those calls fail by design and are not the library's.
-step memcheck compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python3 tests/gpu/sanitize.py
+# shellcheck disable=SC2086
+step memcheck compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python3 tests/gpu/sanitize.py ${MEMCHECK_ARGS:-}
 # shellcheck disable=SC2086
 step racecheck compute-sanitizer --tool racecheck --error-exitcode 1 python3 tests/gpu/sanitize.py ${RACECHECK_ARGS:-}
 # shellcheck disable=SC2086
 step prefill python3 -m bench prefill --out "$results/prefill.json" ${PREFILL_ARGS:-}
 # shellcheck disable=SC2086
 step decode python3 -m bench decode --out "$results/decode.json" ${DECODE_ARGS:-}
+# shellcheck disable=SC2086
+step sliding python3 -m bench sliding --out "$results/sliding.json" ${SLIDING_ARGS:-}
 
 echo "== summary"
 cat "$results/summary.txt"

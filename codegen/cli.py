@@ -161,7 +161,7 @@ def verify_command(table_path: Path, families: tuple[str, ...], out: Path, updat
 @main.command("list")
 @shared_options
 def list_command(table_path: Path, families: tuple[str, ...]) -> None:
-    """Show the families, their kernels, and which serve which model."""
+    """Show the families, their kernels, and which serve which model, whole or sharded over GPUs."""
     selected = table.load(table_path).select(families)
     console = Console()
     rows = Grid("entry", "layer", "head_dim", "page", "formats", "groups")
@@ -175,18 +175,19 @@ def list_command(table_path: Path, families: tuple[str, ...]) -> None:
             ", ".join(map(str, family.groups)),
         )
     console.print(rows)
-    served = Grid("model", "layer", "heads (q/kv)", "group", "kernels")
+    served = Grid("model", "layer", "GPUs", "heads (q/kv)", "group", "kernels")
     for model in selected.model:
         for layer in table.LAYERS:
-            heads = model.heads(layer)
-            names = [
-                kernel.name
-                for family in selected.family
-                if family.layer == layer and family.head_dim == heads.head_dim
-                for kernel in family.kernels
-                if kernel.group == heads.group and (model.k_eq_v or not FORMATS[kernel.page_format].needs_k_eq_v)
-            ]
-            served.add_row(model.name, layer, f"{heads.q_heads}/{heads.kv_heads}", str(heads.group), ", ".join(names) or "none")
+            for gpus, heads in model.heads(layer).shards.items():
+                names = [
+                    kernel.name
+                    for family in selected.family
+                    if family.layer == layer and family.head_dim == heads.head_dim
+                    for kernel in family.kernels
+                    if kernel.group == heads.group and (model.k_eq_v or not FORMATS[kernel.page_format].needs_k_eq_v)
+                ]
+                counts = f"{heads.q_heads}/{heads.kv_heads}"
+                served.add_row(model.name, layer, str(gpus), counts, str(heads.group), ", ".join(names) or "none")
     console.print(served)
 
 

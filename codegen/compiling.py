@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +38,12 @@ class Compiled:
     python: Path | None
 
 
+HEADERS = ("include", "generated", "csrc")  # of a tree; the launcher knows which of them a source includes
+
+
 def environment_digest(tree: Tree, tools: Tools) -> str:
-    """Changes when a header, the compiler or the toolkit does: what an object depends on besides its source and flags."""
-    parts = [digest_tree(tree.root / name, (".h", ".cuh")) for name in ("include", "generated", "csrc")]
-    parts += [digest_tree(path) for path in tree.kernel_includes]
+    """Changes when the compiler, the toolkit or TileLang's headers do: what every object depends on."""
+    parts = [digest_tree(path) for path in tree.kernel_includes]
     parts += [digest_file(tools.cxx.path.resolve()), tools.cxx.version]
     if tools.cuda:
         parts += [tools.cuda.version, digest_tree(tools.cuda.include.resolve())]
@@ -49,9 +51,11 @@ def environment_digest(tree: Tree, tools: Tools) -> str:
     return digest_text(*parts)
 
 
-def launcher(environment: str, store: Store | None, users: str) -> str:
-    """CMAKE_<LANG>_COMPILER_LAUNCHER: ours, then the user's own. A CMake list."""
+def launcher(environment: str, store: Store | None, users: str, folders: Sequence[Path] = ()) -> str:
+    """CMAKE_<LANG>_COMPILER_LAUNCHER: ours, then the user's own. A CMake list. folders: where our headers lie."""
     words = [sys.executable, "-m", "codegen.compiler_launcher", "--environment", environment]
+    if folders:
+        words += ["--headers", os.pathsep.join(str(folder) for folder in folders)]
     if store:
         words += ["--cache", str(store.root)]
     words.append("--")
@@ -75,6 +79,11 @@ def compile_tree(
     shutil.rmtree(build, ignore_errors=True)
     build.mkdir(parents=True)
     environment = environment_digest(tree, tools)
+    folders = [tree.root / name for name in HEADERS]
+
+    def launch(variable: str) -> str:
+        return launcher(environment, store, os.environ.get(variable, ""), folders)
+
     package_parent = str(Path(__file__).parent.parent)
     variables = {
         **os.environ,
@@ -96,15 +105,14 @@ def compile_tree(
         f"-DCMAKE_CXX_COMPILER={tools.cxx.path}",
         "-DCMAKE_BUILD_TYPE=Release",
         "-DCMAKE_CXX_FLAGS_RELEASE=",
-        f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher(environment, store, os.environ.get('CMAKE_CXX_COMPILER_LAUNCHER', ''))}",
+        f"-DCMAKE_CXX_COMPILER_LAUNCHER={launch('CMAKE_CXX_COMPILER_LAUNCHER')}",
         f"-DTILEPRESS_PYTHON={'ON' if python else 'OFF'}",
     ]
     if tools.cuda:
-        users = os.environ.get("CMAKE_CUDA_COMPILER_LAUNCHER", "")
         configure += [
             f"-DCMAKE_CUDA_COMPILER={tools.cuda.nvcc}",
             f"-DCUDAToolkit_ROOT={tools.cuda.root}",
-            f"-DCMAKE_CUDA_COMPILER_LAUNCHER={launcher(environment, store, users)}",
+            f"-DCMAKE_CUDA_COMPILER_LAUNCHER={launch('CMAKE_CUDA_COMPILER_LAUNCHER')}",
         ]
     if python:
         configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={_pybind11_dir()}"]

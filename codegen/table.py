@@ -24,6 +24,7 @@ Layer = Literal["global", "sliding"]
 
 
 LAYERS: tuple[Layer, ...] = ("global", "sliding")
+SHARDS = (1, 2, 4, 8)  # GPUs that a model's heads are dealt out to
 
 
 class Row(BaseModel):
@@ -69,6 +70,15 @@ class Heads(Row):
     def group(self) -> int:
         """Query heads per KV head."""
         return self.q_heads // self.kv_heads
+
+    @property
+    def shards(self) -> dict[int, Heads]:
+        """What each GPU of a tensor-parallel group has, by the number of GPUs, where that divides both head counts."""
+        return {
+            gpus: self.model_copy(update={"q_heads": self.q_heads // gpus, "kv_heads": self.kv_heads // gpus})
+            for gpus in SHARDS
+            if self.q_heads % gpus == 0 and self.kv_heads % gpus == 0
+        }
 
 
 class Model(Row):
@@ -276,8 +286,12 @@ def _families(table: Table, fail: Fail) -> None:
 
 # Names that a family's entry, unit or generated file would collide with: the library's functions and its other units.
 TAKEN_NAMES = frozenset(
-    "build_info last_error supports version pool_bytes error instances cuda_host library python tilepress pool merge_states "
-    "merge_states_body decode_plan decode_plan_size decode_plan_body hand_written page_formats".split()
+    {
+        *("build_info", "last_error", "pool_bytes", "supports", "version"),
+        *("decode_plan", "decode_plan_size", "merge_states"),
+        *("decode_plan_body", "merge_states_body", "cuda_host", "error", "instances", "library", "pool", "tilepress"),
+        *("hand_written", "page_formats", "python"),
+    }
 )
 
 

@@ -67,8 +67,11 @@ static inline int prepare(const char *entry, const tilepress_decode_args &args, 
   if (static_cast<int64_t>(args.row_offset) + plan[kPlanBatch] > args.q_rows)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: row_offset %d and the plan's batch %d run past q_rows, %d", entry,
                 args.row_offset, plan[kPlanBatch], args.q_rows);
+  if (args.num_page_ids < plan[kPlanPageIds])
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_page_ids is %d, but plan_host reaches into %d page ids", entry,
+                args.num_page_ids, plan[kPlanPageIds]);
   const int64_t need = decode_workspace_bytes(launch->max_slots, launch->group, args.head_dim);
-  if (args.workspace_bytes < need)
+  if (need < 0 || args.workspace_bytes < need)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace_bytes is %lld; this plan needs %lld", entry,
                 static_cast<long long>(args.workspace_bytes), static_cast<long long>(need));
   const PlanLayout layout(launch->ctas, launch->max_batch, launch->max_slots);

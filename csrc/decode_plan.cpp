@@ -148,8 +148,12 @@ void assign(int32_t sm_count, std::vector<Item> *items) {
 int run_decode_plan_size(const char *entry, const tilepress_decode_plan_size_args &args) {
   if (int code = check(entry, args)) return code;
   const int64_t slots = declared_slots(args);
+  const int64_t bytes = decode_workspace_bytes(slots, args.num_q_heads / args.num_kv_heads, args.head_dim);
+  if (bytes < 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: head_dim %d of %lld slots makes a workspace of 2^63 bytes or more", entry,
+                args.head_dim, static_cast<long long>(slots));
   *args.plan_words_out = PlanLayout(args.sm_count, args.max_batch, slots).words;
-  *args.workspace_bytes_out = decode_workspace_bytes(slots, args.num_q_heads / args.num_kv_heads, args.head_dim);
+  *args.workspace_bytes_out = bytes;
   return TILEPRESS_OK;
 }
 
@@ -180,6 +184,7 @@ int run_decode_plan(const char *entry, const tilepress_decode_plan_args &args) {
   plan[kPlanMaxBatch] = args.max_batch;
   plan[kPlanMaxSlots] = static_cast<int32_t>(slots);
   plan[kPlanSmCount] = args.sm_count;
+  plan[kPlanPageIds] = args.batch > 0 ? args.page_indptr[args.batch] : 0;
   std::copy(requests.begin(), requests.end(), plan + layout.requests);
   for (size_t i = 0; i < items.size(); ++i) {
     std::copy_n(items[i].words, static_cast<size_t>(kItemWords), plan + layout.items + i * kItemWords);

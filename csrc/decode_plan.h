@@ -7,6 +7,7 @@
 namespace tilepress {
 
 // Words of the header. It names what the plan was built for, so that a call that names something else is refused.
+// kPlanPageIds: the page ids that its items reach into.
 enum PlanHeader : size_t {
   kPlanMagic,
   kPlanBatch,
@@ -18,6 +19,7 @@ enum PlanHeader : size_t {
   kPlanMaxBatch,
   kPlanMaxSlots,
   kPlanSmCount,
+  kPlanPageIds,
   kPlanHeaderWords = 16,
 };
 
@@ -59,9 +61,12 @@ struct PlanLayout {
   static int64_t round_up(int64_t words) { return (words + 3) / 4 * 4; }
 };
 
-// Bytes of a workspace: fp32 partial outputs [max_slots, group, head_dim], then their base-2 lse [max_slots, group].
+// Bytes of a workspace: fp32 partial outputs [max_slots, group, head_dim], then their base-2 lse [max_slots, group]. -1 where
+// they do not count in 63 bits.
 static inline int64_t decode_workspace_bytes(int64_t max_slots, int64_t group, int64_t head_dim) {
-  return max_slots * group * (head_dim + 1) * static_cast<int64_t>(sizeof(float));
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(max_slots * group, (head_dim + 1) * static_cast<int64_t>(sizeof(float)), &bytes)) return -1;
+  return bytes;
 }
 
 }  // namespace tilepress

@@ -6,14 +6,14 @@
 #include <cstdint>
 
 #include "cuda_host.h"
-#include "error.h"
 #include "hand_written.h"
+#include "merge_states.h"
 #include "tilepress.h"
 
 namespace tilepress {
 
-constexpr int kColumns = 8;  // a thread, 16 bytes of bf16
-constexpr int kThreads = 256;
+constexpr int kColumns = kMergeColumns;
+constexpr int kThreads = kMergeThreads;
 
 union Chunk {
   uint4 words;
@@ -29,45 +29,34 @@ static __global__ void __launch_bounds__(kThreads)
   const int64_t row = index / chunks;
   float maximum = -INFINITY;
   for (int32_t s = 0; s < sources; ++s) maximum = fmaxf(maximum, partial_lse[s * lse_stride + row]);
+  // Where no source saw a key every weight is then 0; where a lse is NaN, so is the result.
+  const float subtrahend = maximum == -INFINITY ? 0.0f : maximum;
   float total = 0.0f;
   float sum[kColumns] = {};
-  if (maximum > -INFINITY) {
-    for (int32_t s = 0; s < sources; ++s) {
-      const float weight = expf(partial_lse[s * lse_stride + row] - maximum);
-      // A source that saw nothing may hold anything.
-      if (weight == 0.0f) continue;
-      total += weight;
-      Chunk chunk;
-      chunk.words = partials[s * source_chunks + index];
-      for (int i = 0; i < kColumns / 2; ++i) {
-        const float2 pair = __bfloat1622float2(chunk.pairs[i]);
-        sum[2 * i] += weight * pair.x;
-        sum[2 * i + 1] += weight * pair.y;
-      }
+  for (int32_t s = 0; s < sources; ++s) {
+    const float weight = expf(partial_lse[s * lse_stride + row] - subtrahend);
+    // A source that saw nothing may hold anything.
+    if (weight == 0.0f) continue;
+    total += weight;
+    Chunk chunk;
+    chunk.words = partials[s * source_chunks + index];
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const float2 pair = __bfloat1622float2(chunk.pairs[i]);
+      sum[2 * i] += weight * pair.x;
+      sum[2 * i + 1] += weight * pair.y;
     }
   }
   const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
   Chunk chunk;
   for (int i = 0; i < kColumns / 2; ++i) chunk.pairs[i] = __floats2bfloat162_rn(sum[2 * i] * inverse, sum[2 * i + 1] * inverse);
   out[index] = chunk.words;
-  if (lse != nullptr && index % chunks == 0) lse[row] = maximum + logf(total);
+  if (lse != nullptr && index % chunks == 0) lse[row] = subtrahend + logf(total);
 }
 
 int run_merge_states(const char *entry, const tilepress_merge_states_args &args) {
-  const int64_t rows = static_cast<int64_t>(args.num_rows) * args.num_heads;
-  const int64_t elements = rows * args.head_dim;
-  if (args.num_sources > 1 && args.source_stride < elements)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: source_stride is %lld, below a source's %lld elements", entry,
-                static_cast<long long>(args.source_stride), static_cast<long long>(elements));
-  if (args.num_sources > 1 && args.lse_stride < rows)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: lse_stride is %lld, below a source's %lld elements", entry,
-                static_cast<long long>(args.lse_stride), static_cast<long long>(rows));
-  if (rows == 0) return TILEPRESS_OK;
+  const int64_t rows = merge_rows(args);
   const int32_t chunks = args.head_dim / kColumns;
   const int64_t blocks = (rows * chunks + kThreads - 1) / kThreads;
-  if (blocks > INT32_MAX)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_rows %d by num_heads %d by head_dim %d are too many for one call", entry,
-                args.num_rows, args.num_heads, args.head_dim);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kThreads);

@@ -28,8 +28,8 @@ int pool_bytes(int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int3
                 "%s: page_format %s needs k_eq_v: it keeps one row for K and V, which must be one projection", kEntry,
                 format->name);
   // Multiplied factor by factor, so that no product wraps.
-  const int64_t factors[] = {num_pages, num_layers, num_kv_heads, page_size, format->tiles, head_dim + format->extra_columns,
-                             2};
+  const int64_t factors[] = {
+      num_pages, num_layers, num_kv_heads, page_size, format->tiles, int64_t{head_dim} + format->extra_columns, 2};
   int64_t total = 1;
   for (const int64_t factor : factors)
     if (__builtin_mul_overflow(total, factor, &total))

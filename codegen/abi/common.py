@@ -122,7 +122,10 @@ MERGE_STATES = HandWritten(
         "lse = -inf. The order of the sources is the order of the sum."
     ),
     source="merge_states.cu",
-    refusals=("source_stride or lse_stride below one source's elements, where there is more than one source",),
+    refusals=(
+        "source_stride or lse_stride below one source's elements, where there is more than one source",
+        "num_rows by num_heads by head_dim beyond what one launch holds, 2^31 - 1 blocks of 2,048 elements",
+    ),
     empty_when="num_rows",
 )
 HAND_WRITTEN = (MERGE_STATES,)

@@ -148,7 +148,8 @@ DECODE = OperationAbi(
             Field(
                 "plan_host",
                 CType.IN_I32,
-                "its host copy, of which the header is read: what the plan was built for must be what this call names",
+                "its host copy, of which the header is read: what the plan was built for must be what this call names. A plan "
+                "of no requests launches nothing: capture a CUDA graph with one that has some",
                 "int32 [plan words]",
                 Memory.HOST,
                 align=4,
@@ -196,7 +197,7 @@ DECODE = OperationAbi(
         fields.GEOMETRY_REFUSAL,
         *fields.POOL_REFUSALS,
         "a plan_host that tilepress_decode_plan did not write, or wrote for other head counts, page_size or page_format",
-        "workspace_bytes below what the plan needs, row_offset plus the plan's batch past q_rows",
+        "workspace_bytes or num_page_ids below what the plan needs, row_offset plus the plan's batch past q_rows",
         fields.SCALE_REFUSAL,
     ),
     companions=(PLAN_SIZE, PLAN),

@@ -151,9 +151,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class HandWritten(Entry):
-    """An entry whose body is `run_<name>` in csrc/<source>; its argument checks are rendered.
+    """An entry whose body is `run_<name>` in csrc/<source>; the checks of its fields are rendered.
 
-    source: the file, .cpp for host code and .cu for a kernel. refusals: what it refuses beyond the fields' own limits.
+    source: the file, .cpp for host code and .cu for a kernel. A kernel's other refusals are `check_<name>` in csrc/<name>.h,
+    which a stub has too. refusals: what it refuses beyond the fields' own limits.
     empty_when: the count that at zero leaves nothing to do.
     """
 

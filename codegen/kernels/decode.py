@@ -229,7 +229,9 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     T.barrier_arrive(q_full[i % q_stages])
                     for t in T.serial(tiles):
                         if t % WARP == 0:
-                            ids = page_ids[T.max(T.min(first + t + lane, num_page_ids - 1), 0)]
+                            ids = -1
+                            if first + t + lane >= 0 and first + t + lane < num_page_ids:
+                                ids = page_ids[first + t + lane]
                         page = T.shfl_sync(ids, t % WARP)
                         tile = page * page_tiles + layer_tile
                         start = T.if_then_else(t == tiles - 1, last_len - page_size, 0)
@@ -319,16 +321,17 @@ def merge(head_dim: int) -> Any:
                 m = minus_inf
                 for s in T.serial(splits):
                     m = T.max(m, partial_lse[first + s, in_group])
+                if m == minus_inf:
+                    m = 0  # no partial saw a key, and every weight is 0; or a query is NaN, and so are they
                 total = 0
                 for v in T.unroll(VECTOR):
                     acc[v] = 0
-                if m > minus_inf:
-                    for k in T.serial(T.ceildiv(splits - lane, LANES)):
-                        weight = T.exp2(partial_lse[first + k * LANES + lane, in_group] - m)
-                        total = total + weight
-                        slot = first + k * LANES + lane
-                        for v in T.vectorized(VECTOR):
-                            acc[v] = acc[v] + weight * partial_out[slot, in_group, block * COLUMNS + column + v]
+                for k in T.serial(T.ceildiv(splits - lane, LANES)):
+                    slot = first + k * LANES + lane
+                    weight = T.exp2(partial_lse[slot, in_group] - m)
+                    total = total + weight
+                    for v in T.vectorized(VECTOR):
+                        acc[v] = acc[v] + weight * partial_out[slot, in_group, block * COLUMNS + column + v]
                 for v in T.vectorized(VECTOR):
                     sums[lane, column + v] = acc[v]
                 if column == 0:
@@ -340,8 +343,8 @@ def merge(head_dim: int) -> Any:
                     for k in T.unroll(LANES):
                         total = total + weights[k]
                         value = value + sums[k, tx]
-                    out[row, head, block * COLUMNS + tx] = T.if_then_else(total > 0, value / total, 0.0)
+                    out[row, head, block * COLUMNS + tx] = T.if_then_else(total == 0, 0.0, value / total)
                     if want_lse != 0 and block == 0 and tx == 0:
-                        lse[row, head] = T.if_then_else(total > 0, (m + T.log2(total)) * LN2, minus_inf)
+                        lse[row, head] = T.if_then_else(total == 0, minus_inf, (m + T.log2(total)) * LN2)
 
     return kernel

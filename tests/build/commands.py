@@ -1,8 +1,10 @@
-"""`python -m codegen` as a subprocess: its environment, and what it left."""
+"""`python -m codegen` as a subprocess: its environment, what it left, and a narrow table that is quick to build."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,49 @@ class Done:
 
 
 Cli = Callable[..., Done]
+
+# The kernels of the narrow table: every operation and page format, one group a row.
+NARROW_KERNELS = (
+    "global_prefill_g8_folded",
+    "global_decode_partial_g8_folded",
+    "global_decode_merge",
+    "sliding_prefill_g4_split",
+    "sliding_decode_partial_g4_split",
+    "sliding_decode_merge",
+)
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A narrow table, its symbol lists, and where a full build of it lies."""
+
+    table: Path
+    lists: Path
+    out: Path
+
+    @property
+    def options(self) -> tuple[str | Path, ...]:
+        """What a command that builds it is given."""
+        return ("--table", self.table, "--symbols", self.lists)
+
+
+def narrow_table(path: Path, more: str = "") -> Path:
+    """The committed table with the middle one of each row's groups and one page format, and rows appended."""
+    text = (ROOT / "families.toml").read_text(encoding="utf-8")
+    text, rows = re.subn(r"^groups = \[\d+, (\d+), \d+\].*$", r"groups = [\1]", text, flags=re.MULTILINE)
+    text, folded = re.subn(r'^formats = \["split", "folded"\]$', 'formats = ["folded"]', text, flags=re.MULTILINE)
+    assert (rows, folded) == (4, 2)
+    path.write_text(text + more, encoding="utf-8")
+    return path
+
+
+def narrow_lists(folder: Path, *kernels: str) -> Path:
+    """The committed symbol lists, less those of the kernels that are not among `kernels`."""
+    shutil.copytree(ROOT / "build_tools/symbols", folder)
+    for path in (folder / "objects").glob("*_g*_*.txt"):
+        if path.stem not in kernels:
+            path.unlink()
+    return folder
 
 
 def environment(cache: Path, env: Mapping[str, str | None] | None = None, package: Path = ROOT) -> dict[str, str]:

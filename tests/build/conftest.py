@@ -1,7 +1,11 @@
-"""One full build and one stub build a session, in a cache of the session's own, and the command line as a subprocess."""
+"""One full build, one narrow and one stub build a session, and the command line as a subprocess.
+
+Every build is in a cache of the session's own, or in the one that TILEPRESS_TEST_CACHE names, to be kept between sessions.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,13 +13,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from commands import ROOT, Cli, Done, environment
+from calls import HERE, Library
+from commands import NARROW_KERNELS, ROOT, Cli, Done, Narrow, environment, narrow_lists, narrow_table
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The session's TILEPRESS_CACHE."""
-    return tmp_path_factory.mktemp("cache")
+    kept = os.environ.get("TILEPRESS_TEST_CACHE")
+    return Path(kept) if kept else tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +51,15 @@ def library(tmp_path_factory: pytest.TempPathFactory, run_cli: Cli) -> Path:
 
 
 @pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory, run_cli: Cli) -> Narrow:
+    """A full build of the narrow table: six kernels."""
+    folder = tmp_path_factory.mktemp("narrow")
+    built = Narrow(narrow_table(folder / "families.toml"), narrow_lists(folder / "symbols", *NARROW_KERNELS), folder / "out")
+    run_cli("build", "--arch", "sm_90", "--out", built.out, *built.options).succeeded()
+    return built
+
+
+@pytest.fixture(scope="session")
 def stub_library(tmp_path_factory: pytest.TempPathFactory, run_cli: Cli) -> Path:
     """The install tree of one stub build."""
     out = tmp_path_factory.mktemp("stub") / "out"
@@ -53,10 +68,10 @@ def stub_library(tmp_path_factory: pytest.TempPathFactory, run_cli: Cli) -> Path
 
 
 @pytest.fixture(scope="session")
-def emitted(tmp_path_factory: pytest.TempPathFactory, run_cli: Cli) -> Path:
-    """The self-contained source tree of one `emit`."""
+def emitted(tmp_path_factory: pytest.TempPathFactory, run_cli: Cli, narrow: Narrow) -> Path:
+    """The self-contained source tree of one `emit` of the narrow table."""
     out = tmp_path_factory.mktemp("emitted") / "tree"
-    run_cli("emit", "--arch", "sm_90", "--out", out).succeeded()
+    run_cli("emit", "--arch", "sm_90", "--table", narrow.table, "--out", out).succeeded()
     return out
 
 
@@ -72,6 +87,44 @@ def compiler() -> Callable[..., None]:
         assert done.returncode == 0, done.stderr
 
     return run
+
+
+@pytest.fixture(scope="session")
+def linked(compiler: Callable[..., None], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Library]:
+    """`linked(prefix)`: the archive of an install tree and the fake CUDA runtime, as a library to call."""
+    from codegen.toolchain import find_cuda
+
+    def run(prefix: Path) -> Library:
+        folder = tmp_path_factory.mktemp("linked")
+        include = find_cuda(cache).include
+        strict = ("-Wall", "-Wextra", "-Werror", "-Wno-builtin-declaration-mismatch")
+        fake = folder / "fake.o"
+        includes = (f"-isystem{include}", f"-I{prefix / 'include'}")
+        compiler("-x", "c", "-std=c11", *strict, "-fPIC", *includes, "-c", HERE / "fake_cudart.c", "-o", fake)
+        # Nothing else may be missing: the archive needs the C++ runtime and these functions of libcudart.
+        libraries = (prefix / "lib/libtilepress.a", "-lstdc++")
+        compiler("-shared", fake, *libraries, "-Wl,-z,defs", "-Wl,-Bsymbolic", "-o", folder / "library.so")
+        return Library(folder / "library.so")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def real(linked: Callable[[Path], Library], library: Path) -> Library:
+    """The full build, to be called."""
+    return linked(library)
+
+
+@pytest.fixture(scope="session")
+def stub(linked: Callable[[Path], Library], stub_library: Path) -> Library:
+    """The stub, to be called."""
+    return linked(stub_library)
+
+
+@pytest.fixture
+def without_a_driver(real: Library) -> None:
+    """The state of a host without a driver, as every test of a call finds it."""
+    real.without_a_driver()
 
 
 @pytest.fixture

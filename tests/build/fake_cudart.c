@@ -7,7 +7,19 @@
 #include "tilepress.h"
 
 /* The library's own symbols are hidden in a shared object: these are how a test calls them. */
-int call_global_prefill(const tilepress_prefill_args *args) { return tilepress_global_prefill(args); }
+#define CALL(entry, struct) \
+  int call_##entry(const struct *args) { return tilepress_##entry(args); }
+CALL(global_prefill, tilepress_prefill_args)
+CALL(sliding_prefill, tilepress_sliding_prefill_args)
+CALL(global_decode, tilepress_decode_args)
+CALL(sliding_decode, tilepress_decode_args)
+CALL(decode_plan_size, tilepress_decode_plan_size_args)
+CALL(decode_plan, tilepress_decode_plan_args)
+CALL(merge_states, tilepress_merge_states_args)
+int32_t call_pool_bytes(int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
+                        int32_t page_format, int32_t k_eq_v, int64_t *bytes) {
+  return tilepress_pool_bytes(num_pages, num_layers, num_kv_heads, head_dim, page_size, page_format, k_eq_v, bytes);
+}
 const char *call_last_error(void) { return tilepress_last_error(); }
 const char *call_version(void) { return tilepress_version(); }
 const char *call_build_info(void) { return tilepress_build_info(); }
@@ -16,28 +28,32 @@ int32_t call_supports(const char *entry, int32_t num_q_heads, int32_t num_kv_hea
   return tilepress_supports(entry, num_q_heads, num_kv_heads, head_dim, page_size, page_format);
 }
 
-int fake_error;     /* what cudaGetDevice returns */
-int fake_device;    /* the current device */
+int fake_error;  /* what cudaGetDevice returns */
+int fake_device; /* the current device */
 int fake_major = 9;
 int fake_minor = 0;
 int fake_shared_memory = 232448;
 
-int fake_calls;     /* of any function but the registration at load time */
+int fake_calls; /* of any function but the registration at load time */
 int fake_attribute_calls;
 int fake_launches;
-unsigned fake_grid[3], fake_block[3];
-size_t fake_dynamic_shared;
-void *fake_stream;
-uint64_t fake_arguments[64]; /* the first bytes of each kernel argument */
-int fake_argument_count;     /* set by the test: how many to read */
+enum { LAUNCHES = 4, ARGUMENTS = 32 };
+struct {
+  unsigned grid[3], block[3];
+  size_t dynamic_shared;
+  void *stream;
+  uint64_t arguments[ARGUMENTS];
+} fake_launch[LAUNCHES];
+int fake_argument_bytes[LAUNCHES][ARGUMENTS]; /* set by the test: how many to read of each argument, 8 at most */
 
 int fake_maps;
 struct {
   uint64_t address, rank, dims[5], strides[4], box[5];
-} fake_map[8];
+} fake_map[2 * LAUNCHES];
 
 void fake_reset(void) {
   fake_calls = fake_attribute_calls = fake_launches = fake_maps = 0;
+  memset(fake_argument_bytes, 0, sizeof fake_argument_bytes);
 }
 
 cudaError_t cudaGetDevice(int *device) {
@@ -75,8 +91,8 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
   return CUDA_SUCCESS;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
-                                             unsigned long long flags, enum cudaDriverEntryPointQueryResult *found) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found) {
   (void)name, (void)version, (void)flags;
   ++fake_calls;
   *function = (void *)encode;
@@ -86,12 +102,15 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **arguments) {
   (void)function;
-  ++fake_calls, ++fake_launches;
-  memcpy(fake_grid, &config->gridDim, sizeof fake_grid);
-  memcpy(fake_block, &config->blockDim, sizeof fake_block);
-  fake_dynamic_shared = config->dynamicSmemBytes;
-  fake_stream = config->stream;
-  for (int i = 0; i < fake_argument_count; ++i) memcpy(&fake_arguments[i], arguments[i], 4);
+  ++fake_calls;
+  const int n = fake_launches++;
+  memcpy(fake_launch[n].grid, &config->gridDim, sizeof fake_launch[n].grid);
+  memcpy(fake_launch[n].block, &config->blockDim, sizeof fake_launch[n].block);
+  fake_launch[n].dynamic_shared = config->dynamicSmemBytes;
+  fake_launch[n].stream = config->stream;
+  memset(fake_launch[n].arguments, 0, sizeof fake_launch[n].arguments);
+  for (int i = 0; i < ARGUMENTS; ++i)
+    if (fake_argument_bytes[n][i] > 0) memcpy(&fake_launch[n].arguments[i], arguments[i], fake_argument_bytes[n][i]);
   return cudaSuccess;
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Cli, environment
+from commands import NARROW_KERNELS, ROOT, Cli, Narrow, environment, narrow_lists, narrow_table
 from filelock import FileLock
 
 from codegen import errors
@@ -35,8 +35,15 @@ tma = true
 """
 SYMBOLS = [
     "tilepress_build_info",
+    "tilepress_decode_plan",
+    "tilepress_decode_plan_size",
+    "tilepress_global_decode",
     "tilepress_global_prefill",
     "tilepress_last_error",
+    "tilepress_merge_states",
+    "tilepress_pool_bytes",
+    "tilepress_sliding_decode",
+    "tilepress_sliding_prefill",
     "tilepress_supports",
     "tilepress_version",
 ]
@@ -100,6 +107,61 @@ def test_a_build_leaves_exactly_these_files(tier: str, request: pytest.FixtureRe
     assert list(files(request.getfixturevalue(tier))) == INSTALLED
 
 
+# The manifest's entries, less their signature hashes.
+ENTRIES = [
+    {
+        "name": "tilepress_global_prefill",
+        "struct": "tilepress_prefill_args",
+        "operation": "prefill",
+        "head_dim": 512,
+        "page_size": 64,
+        "groups": [4, 8, 16],
+        "formats": ["split", "folded"],
+    },
+    {
+        "name": "tilepress_global_decode",
+        "struct": "tilepress_decode_args",
+        "operation": "decode",
+        "head_dim": 512,
+        "page_size": 64,
+        "groups": [4, 8, 16],
+        "formats": ["split", "folded"],
+    },
+    {
+        "name": "tilepress_sliding_prefill",
+        "struct": "tilepress_sliding_prefill_args",
+        "operation": "sliding_prefill",
+        "head_dim": 256,
+        "page_size": 64,
+        "groups": [2, 4, 8],
+        "formats": ["split"],
+    },
+    {
+        "name": "tilepress_sliding_decode",
+        "struct": "tilepress_decode_args",
+        "operation": "decode",
+        "head_dim": 256,
+        "page_size": 64,
+        "groups": [2, 4, 8],
+        "formats": ["split"],
+    },
+    {"name": "tilepress_decode_plan_size", "struct": "tilepress_decode_plan_size_args"},
+    {"name": "tilepress_decode_plan", "struct": "tilepress_decode_plan_args"},
+    {"name": "tilepress_merge_states", "struct": "tilepress_merge_states_args"},
+]
+
+# Grid and threads of every kernel. A windowed prefill's CTA has two heads; a merge's, 128 of a head's columns.
+PARTIAL_GRID = ["ctas", "1", "1"]
+KERNELS: dict[str, tuple[list[str], int]] = {
+    **{f"global_prefill_g{g}_{f}": ([str(g), "q_tiles", "num_kv_heads"], 384) for f in ("split", "folded") for g in (4, 8, 16)},
+    **{f"global_decode_partial_g{g}_{f}": (PARTIAL_GRID, 160) for f in ("split", "folded") for g in (4, 8, 16)},
+    "global_decode_merge": (["(group * 4)", "num_kv_heads", "max_batch"], 256),
+    **{f"sliding_prefill_g{g}_split": ([str(g // 2), "q_tiles", "num_kv_heads"], 384) for g in (2, 4, 8)},
+    **{f"sliding_decode_partial_g{g}_split": (PARTIAL_GRID, 160) for g in (2, 4, 8)},
+    "sliding_decode_merge": (["(group * 2)", "num_kv_heads", "max_batch"], 256),
+}
+
+
 def test_manifest_of_a_full_build(library: Path) -> None:
     manifest: dict[str, Any] = json.loads(read(library / "share/tilepress/manifest.json"))
     assert manifest["library"] == "tilepress"
@@ -109,29 +171,21 @@ def test_manifest_of_a_full_build(library: Path) -> None:
     assert manifest["tilelang"] == "0.1.15"
     assert re.fullmatch(r"13\.\d+\.\d+", manifest["nvcc"])
     assert manifest["symbols"] == SYMBOLS
-    (entry,) = manifest["entries"]
-    assert re.fullmatch("[0-9a-f]{64}", entry.pop("signature_hash"))
-    assert entry == {
-        "name": "tilepress_global_prefill",
-        "operation": "prefill",
-        "struct": "tilepress_prefill_args",
-        "head_dim": 512,
-        "page_size": 64,
-        "groups": [4, 8, 16],
-        "formats": ["split"],
+    for entry in manifest["entries"]:
+        assert re.fullmatch("[0-9a-f]{64}", entry.pop("signature_hash"))
+    assert manifest["entries"] == ENTRIES
+    kernels = {kernel["name"]: kernel for kernel in manifest["kernels"]}
+    assert {name: kernel["grid"] for name, kernel in kernels.items()} == {name: grid for name, (grid, _) in KERNELS.items()}
+    assert {name: kernel["block"] for name, kernel in kernels.items()} == {
+        name: [threads, 1, 1] for name, (_, threads) in KERNELS.items()
     }
-    assert [kernel["name"] for kernel in manifest["kernels"]] == [
-        "global_prefill_g4_split",
-        "global_prefill_g8_split",
-        "global_prefill_g16_split",
-    ]
-    for kernel, group in zip(manifest["kernels"], (4, 8, 16), strict=True):
-        assert kernel["grid"] == [str(group), "q_tiles", "num_kv_heads"]
-        assert kernel["block"] == [384, 1, 1]
-        # Q 64 KB, K 64 KB, V two halves of 32 KB.
-        assert kernel["dynamic_shared_bytes"] == (64 + 64 + 2 * 32) * 1024
-        # 384 threads of 168 fill the 65,536 registers of a block, which setmaxnreg deals out again as 2 * 240 + 24.
-        assert kernel["registers"] == 168
+    assert len(manifest["kernels"]) == len(KERNELS)
+    # Q 64 KB, K 64 KB, V two halves of 32 KB; folded: the rotated chunks two stages of 16 KB, V two stages of 64 KB.
+    assert {k["dynamic_shared_bytes"] for name, k in kernels.items() if name.startswith("global_prefill")} == {196608, 229376}
+    for name, kernel in kernels.items():
+        if "prefill" in name:
+            # 384 threads of 168 fill the 65,536 registers of a block, which setmaxnreg deals out again as 2 * 240 + 24.
+            assert kernel["registers"] == 168
         assert kernel["spill_store_bytes"] == kernel["spill_load_bytes"] == kernel["stack_bytes"] == 0
         assert kernel["nvcc_flags"] == ["--use_fast_math"]
         source = library / ".build/tree/generated" / f"{kernel['name']}.cu"
@@ -180,8 +234,9 @@ def test_the_depfile_lists_the_sources(library: Path) -> None:
     target, _, rest = read(library / "share/tilepress/libtilepress.d").partition(":")
     assert Path(target) == library / "lib/libtilepress.a"
     listed = [Path(line.strip(" \\")) for line in rest.splitlines() if line.strip(" \\")]
-    wanted = ["families.toml", "CMakeLists.txt", "codegen/abi.py", "codegen/kernels/prefill.py"]
+    wanted = ["families.toml", "CMakeLists.txt", "codegen/abi/decode.py", "codegen/formats.py", "codegen/kernels/prefill.py"]
     wanted += ["codegen/templates/tilepress.h.j2", "codegen/templates/kernel.cu.j2", "csrc/prefill.h", "csrc/error.cpp"]
+    wanted += ["csrc/decode_plan.cpp", "csrc/merge_states.cu"]
     assert {ROOT / name for name in wanted} <= set(listed)
     assert all(path.is_file() for path in listed)
     assert len(listed) == len(set(listed))
@@ -190,12 +245,20 @@ def test_the_depfile_lists_the_sources(library: Path) -> None:
 # Two builds agree
 
 
-def test_two_clean_builds_are_byte_identical(library: Path, run_cli: Cli, tmp_path: Path) -> None:
-    """Nothing from a cache, another directory, another time."""
+def test_two_clean_builds_are_byte_identical(narrow: Narrow, run_cli: Cli, tmp_path: Path) -> None:
+    """Nothing from a cache, another directory, another time. Every operation, each stage and page format."""
     out = tmp_path / "a directory elsewhere" / "out"
-    run_cli(*BUILD, "--out", out, "--no-cache", env={"PYTHONHASHSEED": "7"}).succeeded()
-    assert objects(out) == objects(library)
-    assert relocatable(out) == relocatable(library)
+    run_cli(*BUILD, *narrow.options, "--out", out, "--no-cache", env={"PYTHONHASHSEED": "7"}).succeeded()
+    assert objects(out) == objects(narrow.out)
+    assert relocatable(out) == relocatable(narrow.out)
+    assert {f"{kernel}.o" for kernel in NARROW_KERNELS} < objects(out).keys()
+
+
+def test_a_narrow_build_has_the_full_builds_kernels(narrow: Narrow, library: Path) -> None:
+    """What else the table holds changes no kernel's object."""
+    full, some = objects(library), objects(narrow.out)
+    for kernel in NARROW_KERNELS:
+        assert full[f"{kernel}.o"] == some[f"{kernel}.o"]
 
 
 def test_a_stub_in_a_directory_with_a_space(stub_library: Path, run_cli: Cli, tmp_path: Path) -> None:
@@ -220,7 +283,7 @@ def test_a_stub_over_a_full_build_leaves_nothing_of_it(stub_library: Path, libra
     shutil.copytree(library, tmp_path / "out")
     run_cli(*STUB, "--out", tmp_path / "out").succeeded()
     assert relocatable(tmp_path / "out") == relocatable(stub_library)
-    assert "global_prefill_g8_split.o" not in objects(tmp_path / "out")
+    assert not {f"{kernel}.o" for kernel in KERNELS} & objects(tmp_path / "out").keys()
 
 
 @pytest.fixture
@@ -242,18 +305,22 @@ def edit(path: Path, old: str, new: str) -> None:
     os.utime(path, (1, 1))
 
 
+# The groups of the first row alone: others have the same, without a comment behind.
+FIRST_GROUPS = "groups = [4, 8, 16]  "
 # What is edited, and in which object it must show.
 EDITS = {
     "a source": ("csrc/error.cpp", "message[512]", "message[256]", "error.o"),
-    "a header": ("csrc/prefill.h", "it must be finite and above 0", "it must be positive", "global_prefill.o"),
+    "a header": ("csrc/scale.h", "it must be finite and above 0", "it must be positive", "global_prefill.o"),
     "a template": (
-        "codegen/templates/entry.cpp.j2",
+        "codegen/templates/checks.j2",
         "args is null",
         "args is a null pointer",
         "global_prefill.o",
     ),
     "a flag": ("CMakeLists.txt", "cxx_options -O2", "cxx_options -O1", "global_prefill.o"),
-    "the table": ("families.toml", "groups = [4, 8, 16]", "groups = [4, 8]", "library.o"),
+    "a planner": ("csrc/decode_plan.cpp", "not whole tiles of page_size", "not whole pages", "decode_plan_body.o"),
+    "the page formats": ("codegen/formats.py", "extra_columns=0", "extra_columns=64", "pool.o"),
+    "the table": ("families.toml", FIRST_GROUPS, "groups = [4, 8]", "library.o"),
 }
 
 
@@ -273,22 +340,16 @@ def test_an_edit_is_built_whatever_the_file_times_say(case: str, package: Path, 
     assert objects(out) == before
 
 
-def test_a_kernels_flags_are_the_tables_alone(library: Path, run_cli: Cli, tmp_path: Path) -> None:
+def test_a_kernels_flags_are_the_tables_alone(narrow: Narrow, run_cli: Cli, tmp_path: Path) -> None:
     """Flags in the environment would part the objects from their JIT twins: they are refused or have no effect."""
-    table = table_with(tmp_path / "families.toml", ("groups = [4, 8, 16]", "groups = [8]"))
-    lists = tmp_path / "symbols"
-    shutil.copytree(ROOT / "build_tools/symbols", lists)
-    for group in (4, 16):
-        (lists / f"objects/global_prefill_g{group}_split.txt").unlink()
-    run_cli("emit", "--arch", "sm_90", "--table", table, "--out", tmp_path / "tree").succeeded()
     flags = {"NVCC_APPEND_FLAGS": "-fmad=false", "CUDAFLAGS": "-fmad=false"}
-    build = (*BUILD, "--from", tmp_path / "tree", "--symbols", lists, "--out", tmp_path / "out", "--no-cache")
+    build = (*BUILD, *narrow.options, "--family", "sliding_decode", "--out", tmp_path / "out", "--no-cache")
     done = run_cli(*build, env=flags)
     if done.code:
         done.failed(errors.ToolchainError.exit_code, "NVCC_APPEND_FLAGS")
     else:
-        name = "global_prefill_g8_split.o"
-        assert objects(tmp_path / "out")[name] == objects(library)[name]
+        for name in ("sliding_decode_partial_g4_split.o", "sliding_decode_merge.o", "merge_states_body.o"):
+            assert objects(tmp_path / "out")[name] == objects(narrow.out)[name]
 
 
 # A family is a row
@@ -296,11 +357,10 @@ def test_a_kernels_flags_are_the_tables_alone(library: Path, run_cli: Cli, tmp_p
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory, run_cli: Cli) -> tuple[Path, Path, Path]:
-    """A full build of a table with a second family: table, install tree, and the symbol lists reviewed for it."""
+    """A full build of the narrow table with one more family: table, install tree, and the symbol lists reviewed for it."""
     folder = tmp_path_factory.mktemp("wide")
-    table = table_with(folder / "families.toml", more=WIDE)
-    lists, out = folder / "symbols", folder / "out"
-    shutil.copytree(ROOT / "build_tools/symbols", lists)
+    table = narrow_table(folder / "families.toml", more=WIDE)
+    lists, out = narrow_lists(folder / "symbols", *NARROW_KERNELS), folder / "out"
     refused = run_cli(*BUILD, "--table", table, "--symbols", lists, "--out", out)
     refused.failed(errors.SymbolError.exit_code, "+T tilepress_wide_prefill", "verify --update")
     assert not (out / "share/tilepress/manifest.json").exists()
@@ -329,15 +389,16 @@ def test_a_new_family_is_on_every_surface(wide: tuple[Path, Path, Path]) -> None
     assert "pub fn tilepress_wide_prefill(args: *const tilepress_prefill_args)" in read(out / "rust/tilepress_sys.rs")
     assert '"wide_prefill",' in read(out / ".build/tree/generated/python.cpp")
     manifest = json.loads(read(out / "share/tilepress/manifest.json"))
-    assert [entry["name"] for entry in manifest["entries"]] == ["tilepress_global_prefill", "tilepress_wide_prefill"]
-    assert [kernel["name"] for kernel in manifest["kernels"]][3:] == ["wide_prefill_g8_split"]
+    names = [entry["name"] for entry in manifest["entries"]]
+    assert names == [*(e["name"] for e in ENTRIES[:4]), "tilepress_wide_prefill", *(e["name"] for e in ENTRIES[4:])]
+    assert {kernel["name"] for kernel in manifest["kernels"]} == {*NARROW_KERNELS, "wide_prefill_g8_split"}
     assert read(out / "share/tilepress/symbols.txt").splitlines() == [*SYMBOLS, "tilepress_wide_prefill"]
     assert "T tilepress_wide_prefill" in read(lists / "archive.txt").splitlines()
     assert read(lists / "objects/wide_prefill.txt") == "T tilepress_wide_prefill\n"
 
 
-def test_a_new_family_changes_no_other_object(wide: tuple[Path, Path, Path], library: Path) -> None:
-    before, after = objects(library), objects(wide[1])
+def test_a_new_family_changes_no_other_object(wide: tuple[Path, Path, Path], narrow: Narrow) -> None:
+    before, after = objects(narrow.out), objects(wide[1])
     changed = {name for name in before if before[name] != after[name]}
     # The instances' table, and what holds it.
     assert changed == {"library.o", "tilepress.o", "libtilepress.a"}
@@ -359,7 +420,7 @@ static int refused(int (*entry)(const tilepress_prefill_args *), const char *nam
 int main(void) {
   refused(tilepress_global_prefill, "tilepress_global_prefill: struct_size");
   refused(tilepress_wide_prefill, "tilepress_wide_prefill: struct_size");
-  printf("%d\n", tilepress_supports("tilepress_global_prefill", 16, 1, 512, 64, TILEPRESS_PAGE_FORMAT_SPLIT));
+  printf("%d\n", tilepress_supports("tilepress_global_prefill", 16, 2, 512, 64, TILEPRESS_PAGE_FORMAT_FOLDED));
   printf("%d\n", tilepress_supports("tilepress_wide_prefill", 16, 1, 512, 64, TILEPRESS_PAGE_FORMAT_SPLIT));
   printf("%d\n", tilepress_supports("tilepress_wide_prefill", 16, 2, 512, 64, TILEPRESS_PAGE_FORMAT_SPLIT));
   return 0;
@@ -385,7 +446,9 @@ def test_two_families_in_one_program(wide: tuple[Path, Path, Path], compiler: An
 def test_one_family_of_two(wide: tuple[Path, Path, Path], run_cli: Cli, tmp_path: Path) -> None:
     table, _, lists = wide
     run_cli(*BUILD, "--table", table, "--symbols", lists, "--out", tmp_path, "--family", "wide_prefill").succeeded()
-    names = [name for name in SYMBOLS if name != "tilepress_global_prefill"]
+    # Without a decode there is no planner.
+    names = [name for name in SYMBOLS if "prefill" not in name and "decode" not in name]
+    assert len(names) == 6
     assert read(tmp_path / "share/tilepress/symbols.txt").splitlines() == [*names, "tilepress_wide_prefill"]
     narrow = ("--table", table, "--symbols", lists, "--out", tmp_path)
     run_cli("verify", *narrow, "--family", "wide_prefill").succeeded()
@@ -399,26 +462,27 @@ NO_TILELANG: dict[str, str | None] = {"PEGAINFER_GEMMA4_TILELANG_PYTHON": "/none
 
 
 def test_an_emitted_tree_builds_the_same_library_without_tilelang(
-    emitted: Path, library: Path, run_cli: Cli, tmp_path: Path
+    emitted: Path, narrow: Narrow, run_cli: Cli, tmp_path: Path
 ) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(emitted, moved)
-    run_cli(*BUILD, "--from", moved, "--out", tmp_path / "out", env=NO_TILELANG).succeeded()
-    assert relocatable(tmp_path / "out") == relocatable(library)
-    assert objects(tmp_path / "out") == objects(library)
+    done = run_cli(*BUILD, "--from", moved, "--symbols", narrow.lists, "--out", tmp_path / "out", env=NO_TILELANG)
+    done.succeeded()
+    assert relocatable(tmp_path / "out") == relocatable(narrow.out)
+    assert objects(tmp_path / "out") == objects(narrow.out)
 
 
 def test_an_emitted_tree_holds_no_absolute_path(emitted: Path) -> None:
     ours = [path for path in emitted.rglob("*") if path.is_file() and "vendor" not in path.relative_to(emitted).parts]
-    assert len(ours) > 15
+    assert len(ours) > 40
     for path in ours:
         text = read(path)
         for place in (str(ROOT), str(emitted.parent), str(Path.home()), sys.prefix, "site-packages", "/tmp/", "/usr/"):
             assert place not in text, f"{place} in {path.name}"
 
 
-def test_emit_again_is_the_same_tree(emitted: Path, run_cli: Cli, tmp_path: Path) -> None:
-    run_cli("emit", "--arch", "sm_90", "--out", tmp_path / "tree").succeeded()
+def test_emit_again_is_the_same_tree(emitted: Path, narrow: Narrow, run_cli: Cli, tmp_path: Path) -> None:
+    run_cli("emit", "--arch", "sm_90", "--table", narrow.table, "--out", tmp_path / "tree").succeeded()
     assert files(tmp_path / "tree") == files(emitted)
 
 
@@ -464,9 +528,11 @@ def test_from_a_tree_whose_kernels_are_damaged(emitted: Path, run_cli: Cli, tmp_
 
 def test_from_a_tree_that_lacks_a_source(emitted: Path, run_cli: Cli, tmp_path: Path) -> None:
     tree = damaged(emitted, tmp_path / "tree", lambda record: None)
-    (tree / "generated/global_prefill_g8_split.cu").unlink()
+    (tree / "generated/global_prefill_g8_folded.cu").unlink()
+    (tree / "generated/sliding_decode_merge.cu").unlink()
     done = run_cli(*BUILD, "--from", tree, "--out", tmp_path / "out")
-    done.failed(errors.OutputError.exit_code, "lacks generated/global_prefill_g8_split.cu", "Emit the tree again")
+    lacking = "lacks generated/global_prefill_g8_folded.cu, generated/sliding_decode_merge.cu."
+    done.failed(errors.OutputError.exit_code, lacking, "Emit the tree again")
 
 
 @pytest.mark.parametrize("option", [("--stub",), ("--family", "global_prefill")])
@@ -478,12 +544,12 @@ def test_from_takes_the_whole_tree(option: tuple[str, ...], emitted: Path, run_c
 # An unfinished build
 
 
-def test_a_build_that_is_killed_leaves_nothing_broken(library: Path, cache: Path, run_cli: Cli, tmp_path: Path) -> None:
+def test_a_build_that_is_killed_leaves_nothing_broken(narrow: Narrow, cache: Path, run_cli: Cli, tmp_path: Path) -> None:
     own, out = tmp_path / "cache", tmp_path / "out"
     shutil.copytree(cache / "lowered", own / "lowered")
     run_cli(*STUB, "--out", out).succeeded()
     stub = files(out)
-    command = [sys.executable, "-m", "codegen", *BUILD, "--out", str(out)]
+    command = [sys.executable, "-m", "codegen", *BUILD, *map(str, narrow.options), "--out", str(out)]
     variables = environment(own)
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=variables, start_new_session=True
@@ -493,9 +559,9 @@ def test_a_build_that_is_killed_leaves_nothing_broken(library: Path, cache: Path
         assert reached, "the build never compiled"
         os.killpg(process.pid, signal.SIGKILL)
     assert files(out) == stub
-    run_cli(*BUILD, "--out", out, env={"TILEPRESS_CACHE": str(own)}).succeeded()
-    assert relocatable(out) == relocatable(library)
-    assert objects(out) == objects(library)
+    run_cli(*BUILD, *narrow.options, "--out", out, env={"TILEPRESS_CACHE": str(own)}).succeeded()
+    assert relocatable(out) == relocatable(narrow.out)
+    assert objects(out) == objects(narrow.out)
 
 
 def test_a_failed_build_keeps_the_installed_tree(run_cli: Cli, tmp_path: Path) -> None:
@@ -546,11 +612,11 @@ def test_an_unknown_arch(command: str, run_cli: Cli, tmp_path: Path) -> None:
 
 def test_an_unknown_family(run_cli: Cli, tmp_path: Path) -> None:
     done = run_cli(*STUB, "--family", "local_prefill", "--out", tmp_path)
-    done.failed(3, "unknown family 'local_prefill'; known: global_prefill")
+    done.failed(3, "unknown family 'local_prefill'; known: global_decode, global_prefill, sliding_decode, sliding_prefill")
 
 
 def test_a_bad_table(run_cli: Cli, tmp_path: Path) -> None:
-    table = table_with(tmp_path / "rows.toml", ("groups = [4, 8, 16]", "groups = [5]"))
+    table = table_with(tmp_path / "rows.toml", (FIRST_GROUPS, "groups = [5]"))
     for command in (("build", "--stub", "--arch", "sm_90", "--out", tmp_path / "out"), ("list",)):
         run_cli(*command, "--table", table).failed(3, "rows.toml: [[family]] 'global_prefill': field 'groups'")
 
@@ -592,7 +658,8 @@ def test_another_tilelang(run_cli: Cli, tmp_path: Path) -> None:
 def test_a_gate_that_fails(run_cli: Cli, tmp_path: Path) -> None:
     table = table_with(tmp_path / "families.toml", ("shared_memory_bytes = 232448", "shared_memory_bytes = 100000"))
     done = run_cli(*BUILD, "--table", table, "--out", tmp_path / "out")
-    done.failed(6, *(f"global_prefill_g{group}_split: gate 'shared_memory'" for group in (4, 8, 16)), "197632", "100000")
+    done.failed(6, *(f"{name}: gate 'shared_memory'" for name in KERNELS if "merge" not in name), "197632", "100000")
+    assert "merge" not in done.stderr[done.stderr.index("error: ") :]
     assert files(tmp_path / "out") == {}
 
 
@@ -623,7 +690,7 @@ def test_verify_without_a_build(run_cli: Cli, tmp_path: Path) -> None:
 
 
 def test_verify_agrees_and_disagrees(library: Path, run_cli: Cli, tmp_path: Path) -> None:
-    assert "5 exported symbols agree" in run_cli("verify", "--out", library).succeeded().stdout
+    assert "12 exported symbols agree" in run_cli("verify", "--out", library).succeeded().stdout
     lists = tmp_path / "symbols"
     shutil.copytree(ROOT / "build_tools/symbols", lists)
     (lists / "objects/error.txt").write_text("T tilepress_last_error\n")
@@ -675,9 +742,22 @@ def test_a_build_prints_nothing_on_stdout(run_cli: Cli, tmp_path: Path) -> None:
 def test_list_shows_what_serves_each_model(run_cli: Cli) -> None:
     text = run_cli("list").succeeded().stdout
     rows = [re.split(r"\s*│\s*", line.strip("│ ")) for line in text.splitlines() if "gemma4-" in line]
-    assert ["gemma4-31b", "global", "32/4", "8", "global_prefill_g8_split"] in rows
-    assert ["gemma4-31b", "sliding", "32/16", "2", "none"] in rows
-    assert len(rows) == 10
+    # The 31B's V is K's projection, the E4B's is not: its pool cannot be folded.
+    names = "global_prefill_g8_split, global_prefill_g8_folded, global_decode_partial_g8_split, global_decode_partial_g8_folded"
+    for gpus, heads in (("1", "32/4"), ("2", "16/2"), ("4", "8/1")):
+        assert ["gemma4-31b", "global", gpus, heads, "8", names] in rows
+    assert ["gemma4-e4b", "global", "2", "4/1", "4", "global_prefill_g4_split, global_decode_partial_g4_split"] in rows
+    assert ["gemma4-31b", "sliding", "8", "4/2", "2", "sliding_prefill_g2_split, sliding_decode_partial_g2_split"] in rows
+    assert not [row for row in rows if "none" in row]
+    # GPUs that divide both head counts: of the global layers 1, 2, 1, 2, 3; of the sliding ones 1, 2, 4, 4, 4.
+    assert len(rows) == 9 + 15
+
+
+def test_list_shows_what_serves_no_kernel(run_cli: Cli) -> None:
+    text = run_cli("list", "--family", "sliding_decode").succeeded().stdout
+    rows = [re.split(r"\s*│\s*", line.strip("│ ")) for line in text.splitlines() if "gemma4-" in line]
+    assert ["gemma4-31b", "global", "1", "32/4", "8", "none"] in rows
+    assert len(rows) == 9 + 15
 
 
 def test_the_abi_document_is_up_to_date(run_cli: Cli) -> None:

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from codegen import abi, toolchain
+from codegen import toolchain
+from codegen.abi import Struct
+from codegen.abi.decode import DECODE, PLAN
+from codegen.abi.prefill import PREFILL
 from codegen.cache import default_root
 from codegen.toolchain import CudaToolkit
 
@@ -72,10 +75,19 @@ def cpp_example(library: Path, cuda: CudaToolkit, tmp_path_factory: pytest.TempP
     return configure_and_build(library, tmp_path_factory.mktemp("cpp") / "build", cuda)
 
 
-def test_the_cpp_example_names_every_argument_in_a_refusal(cpp_example: Path) -> None:
-    words = set(re.findall(r"\w+", "\n".join(line.split(":", 2)[2] for line in refusals(run(cpp_example)))))
+@pytest.mark.parametrize(
+    ("entry", "struct"),
+    [
+        ("tilepress_global_prefill", PREFILL.struct),
+        ("tilepress_global_decode", DECODE.struct),
+        ("tilepress_decode_plan", PLAN.struct),
+    ],
+)
+def test_the_cpp_example_names_every_argument_in_a_refusal(entry: str, struct: Struct, cpp_example: Path) -> None:
+    messages = [line.split(":", 2)[2] for line in refusals(run(cpp_example)) if f", {entry}: " in line]
+    words = set(re.findall(r"\w+", "\n".join(messages)))
     unchecked = {"stream"}  # an opaque handle
-    assert words >= {field.name for field in abi.PREFILL.struct.fields} - unchecked
+    assert words >= {field.name for field in struct.fields} - unchecked
 
 
 def test_a_program_needs_the_runtime_but_not_the_driver(cpp_example: Path) -> None:
@@ -88,12 +100,13 @@ def test_a_stub_links_and_says_that_it_is_one(stub_library: Path, cpp_example: P
     program = configure_and_build(stub_library, tmp_path / "build", None)
     output = run(program)
     assert "tier=stub" in output
-    assert re.search(r"^prefill +a stub: STUB, tilepress_global_prefill: .*stub", output, re.MULTILINE)
+    for name in ("prefill", "decode"):
+        assert re.search(rf"^{name} +a stub: STUB, tilepress_global_{name}: .*stub", output, re.MULTILINE)
     assert refusals(output) == refusals(run(cpp_example))
     assert "cuda" not in run("ldd", program)
     required = subprocess.run([program, "--require-gpu"], capture_output=True, text=True, check=False)
     assert required.returncode == 1
-    assert "--require-gpu: no prefill ran" in required.stdout
+    assert "--require-gpu: no kernel ran" in required.stdout
 
 
 def test_a_tree_that_was_moved_still_links(library: Path, cuda: CudaToolkit, tmp_path: Path) -> None:
@@ -151,7 +164,8 @@ def readme_code(language: str, containing: str) -> str:
 
 def test_the_readmes_cpp_compiles_as_its_cmake_says(library: Path, cuda: CudaToolkit, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(readme_code("cmake", "find_package"), encoding="utf-8")
-    (tmp_path / "server.cpp").write_text(readme_code("cpp", "tilepress.h"), encoding="utf-8")
+    code = readme_code("cpp", "<tilepress.h>") + readme_code("cpp", "tilepress_decode_plan(")
+    (tmp_path / "server.cpp").write_text(code, encoding="utf-8")
     run(*configuration(library, tmp_path, tmp_path / "build", cuda), f"-DCMAKE_CXX_FLAGS={' '.join(STRICT)}")
     run(toolchain.find_cmake().path, "--build", tmp_path / "build")
 
@@ -195,7 +209,8 @@ def test_the_rust_example_builds_with_a_stub(cache: Path, tmp_path: Path) -> Non
     program = build_rust(tmp_path / "target", cache, "--stub")
     output = run(program)
     refusals(output)
-    assert re.search(r"^prefill +a stub: STUB, ", output, re.MULTILINE)
+    for name in ("prefill", "decode"):
+        assert re.search(rf"^{name} +a stub: STUB, ", output, re.MULTILINE)
     assert "cuda" not in run("ldd", program)
 
 

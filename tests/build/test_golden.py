@@ -1,4 +1,4 @@
-"""The golden files compiled, and the argument struct's layout as C and Rust see it against the hand-written one."""
+"""The golden files compiled, and the argument structs' layout as C and Rust see it against the hand-written lists."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 LANGUAGES = {"c": ("-x", "c", "-std=c11"), "c++": ("-x", "c++", "-std=c++17")}
 
 
-def layout() -> list[str]:
-    """`offset size name` of every field, from the hand-written list."""
-    lines = (GOLDEN / "tilepress_prefill_args.txt").read_text().splitlines()
-    return [" ".join(line.split()[:3]) for line in lines if not line.startswith("#")]
+def layout(struct: str) -> list[str]:
+    """`offset size name` of every field and the size of the struct, from the hand-written list."""
+    lines = (GOLDEN / f"{struct}.txt").read_text().splitlines()
+    rows = [line.split()[:3] for line in lines if not line.startswith("#")]
+    return [*(" ".join(row) for row in rows), str(int(rows[-1][0]) + int(rows[-1][1]))]
 
 
-NAMES = [line.split()[2] for line in layout()]
+STRUCTS = sorted(path.stem for path in GOLDEN.glob("*_args.txt"))
+NAMES = {struct: [line.split()[2] for line in layout(struct)[:-1]] for struct in STRUCTS}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -52,19 +54,20 @@ def test_a_warning_would_be_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_layout_in_c(language: str, compiler: Callable[..., None], tmp_path: Path) -> None:
-    print_fields = "".join(
-        f'  printf("%zu %zu {name}\\n", offsetof(args, {name}), sizeof(((args *)0)->{name}));\n' for name in NAMES
-    )
+def test_layout_in_c(language: str, stub_library: Path, compiler: Callable[..., None], tmp_path: Path) -> None:
+    statements = []
+    for struct, names in NAMES.items():
+        statements += [
+            f'  printf("%zu %zu {name}\\n", offsetof({struct}, {name}), sizeof((({struct} *)0)->{name}));' for name in names
+        ]
+        statements.append(f'  printf("%zu\\n", sizeof({struct}));')
     source = tmp_path / "layout"
-    source.write_text(
-        "#include <stdio.h>\n#include <tilepress.h>\ntypedef tilepress_prefill_args args;\nint main(void) {\n"
-        f'{print_fields}  printf("%zu\\n", sizeof(args));\n  return 0;\n}}\n'
-    )
+    body = "\n".join(statements)
+    source.write_text(f"#include <stdio.h>\n#include <tilepress.h>\nint main(void) {{\n{body}\n  return 0;\n}}\n")
     program = tmp_path / "layout.exe"
-    compiler(*LANGUAGES[language], *STRICT, f"-I{GOLDEN}", source, "-o", program)
+    compiler(*LANGUAGES[language], *STRICT, f"-I{stub_library / 'include'}", source, "-o", program)
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert printed == [*layout(), "160"]
+    assert printed == [line for struct in STRUCTS for line in layout(struct)]
 
 
 def test_the_rust_bindings_compile_without_a_warning(rustc: str, tmp_path: Path) -> None:
@@ -76,22 +79,27 @@ def test_the_rust_bindings_compile_without_a_warning(rustc: str, tmp_path: Path)
         assert done.returncode == 0, done.stderr
 
 
-def test_layout_in_rust(rustc: str, tmp_path: Path) -> None:
-    fields = "".join(
-        f'    println!("{{}} {{}} {name}", offset_of!(Args, {name}), size(|args: &Args| &args.{name}));\n' for name in NAMES
-    )
+def test_layout_in_rust(rustc: str, stub_library: Path, tmp_path: Path) -> None:
+    statements = []
+    for struct, names in NAMES.items():
+        statements += [
+            f'    println!("{{}} {{}} {name}", offset_of!({struct}, {name}), size(|args: &{struct}| &args.{name}));'
+            for name in names
+        ]
+        statements.append(f'    println!("{{}}", size_of::<{struct}>());')
+        statements.append(f"    assert_eq!({struct}::default().struct_size as usize, size_of::<{struct}>());")
+    body = "\n".join(statements)
     (tmp_path / "main.rs").write_text(
-        f'include!("{GOLDEN / "tilepress_sys.rs"}");\n'
-        "use std::mem::{offset_of, size_of};\nuse tilepress_sys::tilepress_prefill_args as Args;\n"
-        "fn size<T>(_: fn(&Args) -> &T) -> usize {\n    size_of::<T>()\n}\n"
-        f'fn main() {{\n{fields}    println!("{{}}", size_of::<Args>());\n'
-        '    println!("{}", Args::default().struct_size);\n    assert!(Args::default().q.is_null());\n}\n'
+        f'include!("{stub_library / "rust" / "tilepress_sys.rs"}");\n'
+        "use std::mem::{offset_of, size_of};\nuse tilepress_sys::*;\n"
+        "fn size<A, T>(_: fn(&A) -> &T) -> usize {\n    size_of::<T>()\n}\n"
+        f"fn main() {{\n{body}\n    assert!(tilepress_prefill_args::default().q.is_null());\n}}\n"
     )
     command = [rustc, "--edition", "2021", tmp_path / "main.rs", "-o", tmp_path / "main"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert printed == [*layout(), "160", "160"]
+    assert printed == [line for struct in STRUCTS for line in layout(struct)]
 
 
 def test_the_launcher_compiles(cache: Path, tmp_path: Path) -> None:
@@ -102,9 +110,10 @@ def test_the_launcher_compiles(cache: Path, tmp_path: Path) -> None:
     cuda = find_cuda(cache)
     shutil.copy(GOLDEN / "sample_prefill_g8_split.cu", tmp_path)
     table = load(ROOT / "families.toml")
-    row = table.family[0].model_copy(update={"name": "sample_prefill", "groups": (8,)})
-    (entry,) = abi.entries(table.model_copy(update={"family": (row,)}))
+    row = table.family[0].model_copy(update={"name": "sample_prefill", "groups": (8,), "formats": ("split",)})
+    (entry,) = abi.family_entries(table.model_copy(update={"family": (row,)}))
     (tmp_path / "sample_prefill_launchers.h").write_text(rendering.launchers_header(entry))
+    (tmp_path / "page_formats.h").write_text(rendering.page_formats_header())
     includes = (f"-I{tmp_path}", f"-I{GOLDEN}", f"-I{ROOT / 'csrc'}")
     output = tmp_path / "launcher.o"
     command = [

@@ -1,4 +1,4 @@
-"""The prefill lowered by TileLang itself: its launch facts against values derived by hand from the kernel's text."""
+"""The kernels lowered by TileLang itself: their launch facts against values derived by hand from the kernels' text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen import tilelang_python
+from codegen import tilelang_python, tree
 from codegen.cache import Store
 from codegen.errors import LoweringError
 from codegen.lowered import Lowered, Param, Request, TensorMap
@@ -22,12 +22,28 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUEST = Request(
     name="global_prefill_g8_split",
     operation="prefill",
+    stage="",
     head_dim=512,
     page_size=64,
     group=8,
     page_format="split",
     target="sm_90a",
     tilelang="0.1.15",
+)
+# One of every other operation, stage, page format and head_dim, as the session's build lowered it.
+OTHERS = {
+    "folded prefill": "global_prefill_g4_folded",
+    "partial": "global_decode_partial_g8_split",
+    "folded partial": "global_decode_partial_g16_folded",
+    "sliding partial": "sliding_decode_partial_g2_split",
+    "merge": "global_decode_merge",
+    "sliding prefill": "sliding_prefill_g4_split",
+}
+REFUSED = (
+    replace(REQUEST, tilelang="0.1.14"),
+    replace(REQUEST, operation="encode"),
+    replace(REQUEST, operation="decode", stage="combine"),
+    replace(REQUEST, page_size=63),
 )
 
 
@@ -52,20 +68,24 @@ def lower_alone(tilelang: tilelang_python.TileLang, hash_seed: str, *requests: R
 @pytest.fixture(scope="module")
 def replies(tilelang: tilelang_python.TileLang) -> list[dict[str, object]]:
     """One process asked for the kernel, for what it must refuse, and for the kernel again."""
-    return lower_alone(
-        tilelang,
-        "1",
-        REQUEST,
-        replace(REQUEST, tilelang="0.1.14"),
-        replace(REQUEST, operation="decode"),
-        replace(REQUEST, page_size=63),
-        REQUEST,
-    )
+    return lower_alone(tilelang, "1", REQUEST, *REFUSED, REQUEST)
 
 
 @pytest.fixture(scope="module")
 def kernel(replies: list[dict[str, object]]) -> Lowered:
     return tilelang_python.LOWERED.validate_python(replies[0]["lowered"])
+
+
+@pytest.fixture(scope="module")
+def others(library: Path) -> dict[str, Lowered]:
+    record = tree.read(library / ".build" / "tree")
+    kernels = {kernel.name: kernel for rows in record.kernels.values() for kernel in rows}
+    return {case: kernels[name] for case, name in OTHERS.items()}
+
+
+def test_a_build_lowers_as_the_process_does(library: Path, kernel: Lowered) -> None:
+    found = tree.read(library / ".build" / "tree").kernels["global_prefill"]
+    assert [one for one in found if one.name == kernel.name] == [kernel]
 
 
 def test_launch(kernel: Lowered) -> None:
@@ -162,22 +182,148 @@ def test_tensor_maps(expected: TensorMap, kernel: Lowered) -> None:
     assert found == expected
 
 
+# Grid, threads and dynamic shared memory of the others.
+LAUNCHES = {
+    # Q 64 KB; two stages of the rotated chunks, 16 KB each, and of V, 64 KB each.
+    "folded prefill": (("4", "q_tiles", "num_kv_heads"), 384, (64 + 2 * 16 + 2 * 64) * 1024),
+    # Three tiles of [64, 512], 64 KB each; Q of two items, 8 rows of 1 KB each; two P tiles of [8, 64]; a mask of three
+    # words, to 16 bytes; 1 KB in which the warps reduce.
+    "partial": (("ctas", "1", "1"), 160, 3 * 65536 + 2 * 8192 + 2 * 1024 + 16 + 1024),
+    # Two tiles of [64, 640], 80 KB each; Q of two items, 16 rows each; two P tiles of [16, 64].
+    "folded partial": (("ctas", "1", "1"), 160, 2 * 81920 + 2 * 16384 + 2 * 2048 + 16 + 1024),
+    # Six tiles of [64, 256], 32 KB each; Q of two items, 8 rows of 512 bytes each: the group of 2 is padded to 8; six words.
+    "sliding partial": (("ctas", "1", "1"), 160, 6 * 32768 + 2 * 4096 + 2 * 1024 + 32 + 1024),
+    # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums and a weight each.
+    "merge": (("(group * 4)", "num_kv_heads", "max_batch"), 256, 8 * 128 * 4 + 8 * 4),
+    # Two heads a CTA: Q 64 KB, four tiles of [64, 256], 32 KB each.
+    "sliding prefill": (("2", "q_tiles", "num_kv_heads"), 384, (64 + 4 * 32) * 1024),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_launches_of_the_others(case: str, others: dict[str, Lowered]) -> None:
+    kernel = others[case]
+    assert (kernel.name, kernel.kernel) == (OTHERS[case], f"{OTHERS[case]}_kernel")
+    assert (kernel.grid, kernel.block[0], kernel.dynamic_shared_bytes) == LAUNCHES[case]
+    assert kernel.block[1:] == (1, 1)
+    assert kernel.nvcc_flags == ("--use_fast_math",)
+
+
+# The int32 scalars of each, which a launcher takes from the arguments and the launch values of the same names.
+SCALARS = {
+    "folded prefill": {param.name for param in PARAMS if (param.kind, param.dtype) == ("scalar", "int32")},
+    "partial": {
+        "ctas",
+        "layer_tile",
+        "max_slots",
+        "num_page_ids",
+        "num_pages",
+        "page_tiles",
+        "pool_tiles",
+        "row_offset",
+        "want_status",
+    },
+    "merge": {
+        "group",
+        "max_batch",
+        "max_slots",
+        "num_kv_heads",
+        "num_q_heads",
+        "q_rows",
+        "row_offset",
+        "want_lse",
+    },
+    "sliding prefill": {
+        "batch",
+        "has_origin",
+        "layer_tile",
+        "num_kv_heads",
+        "num_page_ids",
+        "num_pages",
+        "page_tiles",
+        "pool_tiles",
+        "q_rows",
+        "q_tiles",
+        "want_lse",
+        "want_status",
+        "window_left",
+    },
+}
+SCALARS["folded partial"] = SCALARS["sliding partial"] = SCALARS["partial"]
+POINTERS = {
+    "folded prefill": {param.name for param in PARAMS if param.kind == "pointer"},
+    "partial": {"page_ids", "partial_lse", "partial_out", "plan_ctas", "plan_items", "status"},
+    "merge": {"lse", "out", "partial_lse", "partial_out", "plan_header", "plan_requests"},
+    "sliding prefill": {param.name for param in PARAMS if param.kind == "pointer"} | {"kv_origin"},
+}
+POINTERS["folded partial"] = POINTERS["sliding partial"] = POINTERS["partial"]
+
+
+@pytest.mark.parametrize("case", SCALARS)
+def test_params_of_the_others(case: str, others: dict[str, Lowered]) -> None:
+    params = others[case].params
+    assert {p.name for p in params if (p.kind, p.dtype) == ("scalar", "int32")} == SCALARS[case]
+    assert {p.name for p in params if p.kind == "pointer"} == POINTERS[case]
+    assert {p.name for p in params if (p.kind, p.dtype) == ("scalar", "float32")} == (
+        set() if case == "merge" else {"sm_scale"}
+    )
+
+
+# Of each map over the pool: the columns of a row, a row's bytes, and a tile's of 64 rows. A folded row has 640 columns.
+POOLS = {
+    "folded prefill": ("640", "1280", "81920"),
+    "partial": ("512", "1024", "65536"),
+    "folded partial": ("640", "1280", "81920"),
+    "sliding partial": ("256", "512", "32768"),
+    "sliding prefill": ("256", "512", "32768"),
+}
+QUERIES = {
+    # 64 rows of one head; or one row of all heads of a group, padded to 8.
+    "folded prefill": ("64", "64", "1"),
+    "partial": ("64", "8", "1"),
+    "folded partial": ("64", "16", "1"),
+    "sliding partial": ("64", "8", "1"),
+    "sliding prefill": ("64", "64", "1"),
+}
+
+
+@pytest.mark.parametrize("case", POOLS)
+def test_tensor_maps_of_the_others(case: str, others: dict[str, Lowered]) -> None:
+    maps = {tensor_map.tensor: tensor_map for tensor_map in others[case].tensor_maps}
+    assert maps.keys() == {"q", "pool"} and len(others[case].tensor_maps) == 2
+    width, row, tile = POOLS[case]
+    assert maps["pool"].dims == (width, "64", "num_kv_heads", "pool_tiles")
+    assert maps["pool"].strides == (
+        f"(static_cast<int64_t>(num_kv_heads) * {row})",
+        row,
+        f"(static_cast<int64_t>(num_kv_heads) * {tile})",
+    )
+    assert maps["pool"].box == ("64", "64", "1", "1")
+    assert maps["q"].box == QUERIES[case]
+    assert {m.swizzle for m in maps.values()} == {"CU_TENSOR_MAP_SWIZZLE_128B"}
+
+
+def test_a_merge_reads_no_tensor_map(others: dict[str, Lowered]) -> None:
+    assert others["merge"].tensor_maps == ()
+
+
 def test_lowering_is_deterministic(replies: list[dict[str, object]], tilelang: tilelang_python.TileLang) -> None:
     """In another process with another hash seed, and again in the same process after refusals."""
     assert lower_alone(tilelang, "20250131", REQUEST) == [replies[0]]
-    assert replies[4] == replies[0]
+    assert replies[5] == replies[0]
 
 
 def test_refusals_leave_the_process_alive(replies: list[dict[str, object]]) -> None:
     assert "0.1.15 is installed" in str(replies[1]["error"])
     assert "pins 0.1.14" in str(replies[1]["error"])
-    assert "decode" in str(replies[2]["error"])
-    assert len(replies) == 5
+    assert "encode" in str(replies[2]["error"])
+    assert "decode has no stage 'combine'; known: partial, merge" in str(replies[3]["error"])
+    assert len(replies) == 2 + len(REFUSED)
 
 
 def test_a_kernel_that_tilelang_refuses(replies: list[dict[str, object]]) -> None:
     """No tensor core instruction takes 63 keys."""
-    assert str(replies[3]["error"]).startswith("TileLang refused the kernel: ")
+    assert str(replies[4]["error"]).startswith("TileLang refused the kernel: ")
 
 
 def test_what_the_lowering_writes_to_stderr_is_captured(tilelang: tilelang_python.TileLang) -> None:

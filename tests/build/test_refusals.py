@@ -1,119 +1,44 @@
-"""What the entries refuse, on a host without a GPU: the stub and the real library, linked to a CUDA runtime that only counts.
+"""What the prefill refuses, on a host without a GPU: the stub and the real library, linked to a CUDA runtime that only counts.
 
-The refusals, their codes and the geometry of the launch are written by hand from design.md and csrc/prefill.h.
+The refusals, their codes and the geometry of the launch are written by hand from design.md and csrc/prefill.h. The other
+entries' are in test_entry_refusals.py.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import (
+    CUDA,
+    DEVICE,
+    FOLDED,
+    INT32_MAX,
+    INVALID,
+    OK,
+    PREFILL_ARGS,
+    SPLIT,
+    STUB,
+    STUB_MESSAGE,
+    UNSUPPORTED,
+    Library,
+    arguments,
+    host,
+    kernel_record,
+    layout,
+)
 
-from codegen.toolchain import find_cuda
+pytestmark = [pytest.mark.build, pytest.mark.usefixtures("without_a_driver")]
 
-pytestmark = pytest.mark.build
-
-HERE = Path(__file__).parent
-GOLDEN = HERE.parent / "golden"
-OK, INVALID, UNSUPPORTED, DEVICE, CUDA, STUB = range(6)
-SPLIT = 1
-INT32_MAX = 2**31 - 1
-
-C_TYPES = {
-    "uint64_t": ctypes.c_uint64,
-    "int64_t": ctypes.c_int64,
-    "int32_t": ctypes.c_int32,
-    "uint32_t": ctypes.c_uint32,
-    "float": ctypes.c_float,
-}
-
-
-def layout() -> list[tuple[str, str]]:
-    """Names and C types of the argument struct, from the hand-written list."""
-    lines = (GOLDEN / "tilepress_prefill_args.txt").read_text().splitlines()
-    rows = [line.split(None, 3) for line in lines if not line.startswith("#")]
-    return [(name, ctype) for _, _, name, ctype in rows]
-
-
-class Args(ctypes.Structure):
-    """tilepress_prefill_args."""
-
-    _fields_ = [(name, C_TYPES.get(ctype, ctypes.c_uint64)) for name, ctype in layout()]
-
-
-class Library:
-    """A shared object made of one tier's archive and the fake runtime."""
-
-    def __init__(self, path: Path) -> None:
-        self.c = ctypes.CDLL(str(path))
-        self.c.call_last_error.restype = ctypes.c_char_p
-        self.c.call_build_info.restype = ctypes.c_char_p
-        self.c.call_version.restype = ctypes.c_char_p
-        self.c.call_supports.argtypes = [ctypes.c_char_p, *[ctypes.c_int32] * 5]
-
-    def fake(self, name: str, kind: Any = ctypes.c_int) -> Any:
-        return kind.in_dll(self.c, f"fake_{name}")
-
-    def call(self, args: Args | None) -> tuple[int, str]:
-        """The prefill's code and, where it is not OK, the message."""
-        code = self.c.call_global_prefill(ctypes.byref(args) if args is not None else None)
-        return code, self.c.call_last_error().decode() if code else ""
-
-
-Link = Callable[[Path], Path]
-
-
-@pytest.fixture(scope="module")
-def link(compiler: Callable[..., None], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Link:
-    def run(prefix: Path) -> Path:
-        folder = tmp_path_factory.mktemp("linked")
-        include = find_cuda(cache).include
-        strict = ("-Wall", "-Wextra", "-Werror", "-Wno-builtin-declaration-mismatch")
-        fake = folder / "fake.o"
-        includes = (f"-isystem{include}", f"-I{prefix / 'include'}")
-        compiler("-x", "c", "-std=c11", *strict, "-fPIC", *includes, "-c", HERE / "fake_cudart.c", "-o", fake)
-        # Nothing else may be missing: the archive needs the C++ runtime and these functions of libcudart.
-        compiler("-shared", fake, prefix / "lib/libtilepress.a", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-o", folder / "library.so")
-        return folder / "library.so"
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def real(link: Link, library: Path) -> Library:
-    return Library(link(library))
-
-
-@pytest.fixture(scope="module")
-def stub(link: Link, stub_library: Path) -> Library:
-    return Library(link(stub_library))
-
-
-@pytest.fixture(autouse=True)
-def without_a_driver(real: Library) -> None:
-    """The state of a host without a driver, as every test finds it."""
-    real.c.fake_reset()
-    for name, value in {"error": 35, "device": 0, "major": 9, "minor": 0, "shared_memory": 232448}.items():
-        real.fake(name).value = value
-
-
+ENTRY = "global_prefill"
 INDPTR = (0, 65, 130)
-KEPT: list[Any] = []  # host arrays live as long as the process
 
 
-def host(*values: int) -> int:
-    """The address of a host array."""
-    KEPT.append((ctypes.c_int32 * len(values))(*values))
-    return ctypes.addressof(KEPT[-1])
-
-
-def valid(**changes: Any) -> Args:
+def valid(**changes: Any) -> ctypes.Structure:
     """Arguments that every check accepts, with changes: two requests of 65 rows, group 8, the second layer of ten."""
     values: dict[str, Any] = {
         "struct_size": 160,
@@ -142,11 +67,11 @@ def valid(**changes: Any) -> Args:
         "sm_scale": 1.0,
         "reserved": 0,
     }
-    return Args(**(values | changes))
+    return PREFILL_ARGS(**(values | changes))
 
 
 def test_the_ctypes_struct_is_the_abis() -> None:
-    assert ctypes.sizeof(Args) == 160
+    assert ctypes.sizeof(PREFILL_ARGS) == 160
 
 
 # What is refused: the changed arguments, the code, and the message after the entry's name.
@@ -183,7 +108,13 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "layer past its page": (
         {"layer_row": 1280 - 64},
         INVALID,
-        "layer_row 1216 and its 128 K and V rows run past rows_per_page, 1280",
+        "layer_row 1216 and its 128 split rows run past rows_per_page, 1280",
+    ),
+    # 64 folded rows fit where 128 split ones do not.
+    "folded layer past its page": (
+        {"layer_row": 1280, "page_format": FOLDED},
+        INVALID,
+        "layer_row 1280 and its 64 folded rows run past rows_per_page, 1280",
     ),
     # 1,677,722 pages of 1,280 rows are 2,147,484,160: one page more than 2^31 - 1 rows hold.
     "pool of 2^31 rows": ({"num_pages": 1677722}, INVALID, "num_pages 1677722 of rows_per_page 1280"),
@@ -210,7 +141,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "page_size negative": ({"page_size": -64}, INVALID, "page_size is -64"),
     "page_size of no instance": ({"page_size": 128}, UNSUPPORTED, "page_size is 128; compiled for 64"),
     "page_format zero": ({"page_format": 0}, INVALID, "page_format is 0; it must be 1 or more"),
-    "page_format of no instance": ({"page_format": 99}, UNSUPPORTED, "page_format is 99; compiled for 1"),
+    "page_format of no instance": ({"page_format": 99}, UNSUPPORTED, "page_format is 99; compiled for 1, 2"),
     "sm_scale zero": ({"sm_scale": 0.0}, INVALID, "sm_scale is 0; it must be finite and above 0"),
     "sm_scale negative": ({"sm_scale": -1.0}, INVALID, "sm_scale is -1"),
     "sm_scale infinite": ({"sm_scale": float("inf")}, INVALID, "sm_scale is inf"),
@@ -247,6 +178,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "no lse and no status": {"lse": 0, "status": 0},
     "no page_ids": {"page_ids": 0, "num_page_ids": 0},
     "the last layer": {"layer_row": 1280 - 128},
+    "the last folded layer": {"layer_row": 1280 - 64, "page_format": FOLDED},
     "a pool of just under 2^31 rows": {"num_pages": 1677721},
     "the most page ids": {"num_page_ids": 2**24},
     "a q_indptr_host that starts above 0": {"q_indptr_host": host(1, 65, 130)},
@@ -271,7 +203,7 @@ EMPTY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str, tier: str, request: pytest.FixtureRequest, real: Library) -> None:
     changes, code, message = REFUSED[case]
-    found = request.getfixturevalue(tier).call(valid(**changes))
+    found = request.getfixturevalue(tier).call(ENTRY, valid(**changes))
     assert found[0] == code, found
     assert found[1].startswith(f"tilepress_global_prefill: {message}") or message in found[1], found
     assert found[1].startswith("tilepress_global_prefill: ")
@@ -280,7 +212,9 @@ def test_refused(case: str, tier: str, request: pytest.FixtureRequest, real: Lib
 
 def test_both_tiers_say_the_same(real: Library, stub: Library) -> None:
     differing = [
-        case for case, (changes, _, _) in REFUSED.items() if real.call(valid(**changes)) != stub.call(valid(**changes))
+        case
+        for case, (changes, _, _) in REFUSED.items()
+        if real.call(ENTRY, valid(**changes)) != stub.call(ENTRY, valid(**changes))
     ]
     assert differing == []
 
@@ -288,34 +222,34 @@ def test_both_tiers_say_the_same(real: Library, stub: Library) -> None:
 def test_every_field_has_a_refusal() -> None:
     """Only the stream has none: any value is a stream or the default one."""
     named = {name for changes, _, message in REFUSED.values() for name in changes if re.search(rf"\b{name}\b", message)}
-    assert named | {"stream"} == {name for name, _ in layout()}
+    assert named | {"stream"} == {name for name, _ in layout("tilepress_prefill_args")}
 
 
 @pytest.mark.parametrize("tier", ["real", "stub"])
 def test_null_arguments(tier: str, request: pytest.FixtureRequest, real: Library) -> None:
-    assert request.getfixturevalue(tier).call(None) == (INVALID, "tilepress_global_prefill: args is null")
+    assert request.getfixturevalue(tier).call(ENTRY, None) == (INVALID, "tilepress_global_prefill: args is null")
     assert real.fake("calls").value == 0
 
 
 @pytest.mark.parametrize("tier", ["real", "stub"])
 @pytest.mark.parametrize("case", EMPTY)
 def test_nothing_to_do(case: str, tier: str, request: pytest.FixtureRequest, real: Library) -> None:
-    assert request.getfixturevalue(tier).call(valid(**EMPTY[case])) == (OK, "")
+    assert request.getfixturevalue(tier).call(ENTRY, valid(**EMPTY[case])) == (OK, "")
     assert real.fake("calls").value == 0
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_a_stub_refuses_last_and_says_why(case: str, stub: Library) -> None:
-    code, message = stub.call(valid(**ACCEPTED[case]))
+    code, message = stub.call(ENTRY, valid(**ACCEPTED[case]))
     assert (code, message) == (
         STUB,
-        "tilepress_global_prefill: this library was built as a stub (codegen build --stub): it has the entries, but no kernels",
+        f"tilepress_global_prefill: {STUB_MESSAGE}",
     )
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_accepted_arguments_reach_the_device_check(case: str, real: Library) -> None:
-    assert real.call(valid(**ACCEPTED[case])) == (CUDA, "cudaGetDevice: a made-up error")
+    assert real.call(ENTRY, valid(**ACCEPTED[case])) == (CUDA, "cudaGetDevice: a made-up error")
     assert real.fake("calls").value == 1
 
 
@@ -328,65 +262,49 @@ def test_accepted_arguments_reach_the_device_check(case: str, real: Library) -> 
         ({"major": 8}, "device 0 has compute capability 8.0; this library is built for 9.0"),
         ({"major": 10, "device": 3}, "device 3 has compute capability 10.0; this library is built for 9.0"),
         ({"minor": 1}, "device 0 has compute capability 9.1; this library is built for 9.0"),
-        # The kernel's 192 KB and the 1,024 bytes of its barriers.
-        ({"shared_memory": 197631}, "device 0 offers a block 197631 bytes of shared memory; the kernel needs 197632"),
+        # The folded kernels' 224 KB and the 1,024 bytes of their barriers.
+        ({"shared_memory": 230399}, "device 0 offers a block 230399 bytes of shared memory; the kernel needs 230400"),
     ],
 )
 def test_another_device(state: dict[str, int], message: str, real: Library) -> None:
     for name, value in {"error": 0, **state}.items():
         real.fake(name).value = value
-    assert real.call(valid()) == (DEVICE, f"tilepress_global_prefill: {message}")
+    assert real.call(ENTRY, valid()) == (DEVICE, f"tilepress_global_prefill: {message}")
     assert real.fake("launches").value == 0
-
-
-class Map(ctypes.Structure):
-    """A recorded tensor map."""
-
-    _fields_ = [
-        ("address", ctypes.c_uint64),
-        ("rank", ctypes.c_uint64),
-        ("dims", ctypes.c_uint64 * 5),
-        ("strides", ctypes.c_uint64 * 4),
-        ("box", ctypes.c_uint64 * 5),
-    ]
-
-
-def scalars(real: Library, library: Path, group: int) -> dict[str, int]:
-    """The int32 scalars of the recorded launch by their names in the kernel's signature."""
-    record = json.loads((library / ".build/tree/tilepress.json").read_text())
-    (kernel,) = (k for k in record["kernels"]["global_prefill"] if k["name"] == f"global_prefill_g{group}_split")
-    recorded = real.fake("arguments", ctypes.c_uint64 * 64)
-    return {
-        param["name"]: recorded[place] & 0xFFFFFFFF
-        for place, param in enumerate(kernel["params"])
-        if param["kind"] == "scalar" and param["dtype"] == "int32"
-    }
 
 
 def test_what_is_launched(real: Library, library: Path) -> None:
     real.fake("error").value = 0
-    real.fake("argument_count").value = 21
-    assert real.call(valid(stream=0xABC0, status=0)) == (OK, "")
-    assert real.fake("launches").value == 1
+    kernel = kernel_record(library, "global_prefill_g8_split")
+    real.expect(kernel)
+    assert real.call(ENTRY, valid(stream=0xABC0, status=0)) == (OK, "")
+    (launch,) = real.launches()
     # Request 0 owns the tiles 0 and 1; request 1 starts at 65 // 64 + 1 = 2 and owns 2 and 3.
-    assert list(real.fake("grid", ctypes.c_uint * 3)) == [8, 4, 4]
-    assert list(real.fake("block", ctypes.c_uint * 3)) == [384, 1, 1]
-    assert real.fake("dynamic_shared", ctypes.c_size_t).value == 196608
-    assert real.fake("stream", ctypes.c_void_p).value == 0xABC0
-    assert scalars(real, library, 8) == {
+    assert list(launch.grid) == [8, 4, 4]
+    assert list(launch.block) == [384, 1, 1]
+    assert launch.dynamic_shared == 196608
+    assert launch.stream == 0xABC0
+    assert arguments(launch, kernel) == {
         "batch": 2,
+        "last_page_len": 0x70000,
         "layer_tile": 2,
+        "lse": 0x30000,
         "num_kv_heads": 4,
         "num_page_ids": 4,
         "num_pages": 10,
+        "out": 0x20000,
+        "page_ids": 0x50000,
+        "page_indptr": 0x60000,
         "page_tiles": 20,
         "pool_tiles": 200,
+        "q_indptr": 0x80000,
         "q_rows": 130,
         "q_tiles": 4,
+        "status": 0,
         "want_lse": 1,
         "want_status": 0,
     }
-    maps = {m.address: m for m in real.fake("map", Map * 8)[: real.fake("maps").value]}
+    maps = real.maps()
     assert maps.keys() == {0x10000, 0x40000}
     q, pool = maps[0x10000], maps[0x40000]
     assert (q.rank, q.dims[:3], q.strides[:2], q.box[:3]) == (3, [512, 130, 32], [32 * 1024, 1024], [64, 64, 1])
@@ -394,18 +312,39 @@ def test_what_is_launched(real: Library, library: Path) -> None:
     assert (pool.strides[:3], pool.box[:4]) == ([4 * 1024, 1024, 4 * 64 * 1024], [64, 64, 1, 1])
 
 
+def test_what_a_folded_call_launches(real: Library, library: Path) -> None:
+    """The other kernel: rows of 640 columns, 1,280 bytes."""
+    real.fake("error").value = 0
+    kernel = kernel_record(library, "global_prefill_g8_folded")
+    real.expect(kernel)
+    assert real.call(ENTRY, valid(page_format=FOLDED, layer_row=192)) == (OK, "")
+    (launch,) = real.launches()
+    assert list(launch.grid) == [8, 4, 4]
+    assert launch.dynamic_shared == 229376
+    found = arguments(launch, kernel)
+    assert (found["layer_tile"], found["page_tiles"], found["pool_tiles"]) == (3, 20, 200)
+    pool = real.maps()[0x40000]
+    assert (pool.rank, pool.dims[:4]) == (4, [640, 64, 4, 200])
+    assert (pool.strides[:3], pool.box[:4]) == ([4 * 1280, 1280, 4 * 64 * 1280], [64, 64, 1, 1])
+
+
 def test_without_a_host_copy_the_grid_covers_every_plan(real: Library) -> None:
     real.fake("error").value = 0
-    assert real.call(valid(q_indptr_host=0)) == (OK, "")
+    assert real.call(ENTRY, valid(q_indptr_host=0)) == (OK, "")
     # 130 // 64 + 2: no two ranges over 130 rows own a tile past it.
-    assert list(real.fake("grid", ctypes.c_uint * 3)) == [8, 4, 4]
+    assert list(real.launches()[0].grid) == [8, 4, 4]
 
 
 @pytest.mark.parametrize(("group", "kv_heads"), [(4, 2), (8, 1), (16, 2)])
-def test_each_group_has_its_instance(group: int, kv_heads: int, real: Library) -> None:
+@pytest.mark.parametrize(("page_format", "shared"), [(SPLIT, 196608), (FOLDED, 229376)])
+def test_each_group_and_format_has_its_instance(
+    group: int, kv_heads: int, page_format: int, shared: int, real: Library
+) -> None:
     real.fake("error").value = 0
-    assert real.call(valid(num_q_heads=group * kv_heads, num_kv_heads=kv_heads)) == (OK, "")
-    assert list(real.fake("grid", ctypes.c_uint * 3)) == [group, 4, kv_heads]
+    changes = {"num_q_heads": group * kv_heads, "num_kv_heads": kv_heads, "page_format": page_format}
+    assert real.call(ENTRY, valid(**changes)) == (OK, "")
+    (launch,) = real.launches()
+    assert (list(launch.grid), launch.dynamic_shared) == ([group, 4, kv_heads], shared)
 
 
 def test_attributes_are_set_once_a_device_and_kernel(real: Library) -> None:
@@ -414,7 +353,7 @@ def test_attributes_are_set_once_a_device_and_kernel(real: Library) -> None:
     for device, heads in ((5, 32), (5, 32), (6, 32), (5, 16), (6, 32), (255, 32), (255, 32), (300, 32), (300, 32)):
         real.c.fake_reset()
         real.fake("device").value = device
-        assert real.call(valid(num_q_heads=heads)) == (OK, "")
+        assert real.call(ENTRY, valid(num_q_heads=heads)) == (OK, "")
         counts.append(real.fake("attribute_calls").value)
     # 256 devices are remembered; beyond them it is set every time.
     assert counts == [1, 0, 1, 1, 0, 1, 0, 1, 1]
@@ -447,6 +386,8 @@ GEOMETRIES = {
     "no head_dim": (8, 1, 0, 64, SPLIT),
     "another page": (8, 1, 512, 16, SPLIT),
     "a negative page": (8, 1, 512, -1, SPLIT),
+    "folded": (32, 4, 512, 64, FOLDED),
+    "group 2 folded": (16, 8, 512, 64, FOLDED),
     "another format": (8, 1, 512, 64, 99),
     "no format": (8, 1, 512, 64, 0),
 }
@@ -460,7 +401,7 @@ def test_supports_answers_as_the_entry_does(case: str, real: Library, stub: Libr
     asked = real.c.call_supports(b"tilepress_global_prefill", *geometry)
     assert asked == stub.c.call_supports(b"tilepress_global_prefill", *geometry)
     # A call without rows is accepted where its geometry is.
-    refused, message = real.call(valid(q_rows=0, q_indptr_host=0, **dict(zip(names, geometry, strict=True))))
+    refused, message = real.call(ENTRY, valid(q_rows=0, q_indptr_host=0, **dict(zip(names, geometry, strict=True))))
     assert asked == refused, message
     assert real.fake("calls").value == 0
 
@@ -484,7 +425,7 @@ def test_the_message_is_the_threads_own(real: Library) -> None:
 
     def work(name: str) -> None:
         seen[f"{name} at first"] = real.c.call_last_error().decode()
-        real.call(valid(**{name: -1}))
+        real.call(ENTRY, valid(**{name: -1}))
         refused.wait()
         seen[name] = real.c.call_last_error().decode()
 

@@ -28,13 +28,15 @@ enum {
 
 /* Page formats of a KV pool. */
 enum {
-  TILEPRESS_PAGE_FORMAT_SPLIT = 1 /* a page holds the layer's page_size K rows, then its page_size V rows; row width head_dim */
+  TILEPRESS_PAGE_FORMAT_SPLIT = 1, /* a page holds the layer's page_size K rows, then its page_size V rows; row width head_dim */
+  TILEPRESS_PAGE_FORMAT_FOLDED = 2 /* a page holds page_size rows [K_rot 128 | V head_dim]; K_rot is rotated K at columns [0, 64), then at [head_dim / 2, head_dim / 2 + 64); the query carries K's norm weight elsewhere. Only where K and V are one projection (k_eq_v) */
 };
 
 /* Bits of a device status word: what only the device can see. */
 enum {
   TILEPRESS_STATUS_BAD_PAGE_ID = 1, /* a page id lies outside the pool; its keys were masked */
-  TILEPRESS_STATUS_BAD_INDEX = 2 /* an index pointer or a last page length lies outside its range; it was clamped */
+  TILEPRESS_STATUS_BAD_INDEX = 2, /* an index pointer, a last page length or an origin that a tile used lies outside its range; it was clamped */
+  TILEPRESS_STATUS_BAD_WINDOW = 4 /* a window reaches before the request's page list; the keys before it were masked */
 };
 
 #ifdef __cplusplus
@@ -52,7 +54,8 @@ typedef struct tilepress_prefill_args {
   void *out;
   /* natural logarithm of the sum of exponentials (float [q_rows, num_q_heads]; device, optional). */
   float *lse;
-  /* the KV pool, all layers (bf16 [num_pages * rows_per_page, num_kv_heads, head_dim]; device, aligned to 16 bytes). */
+  /* the KV pool, all layers (bf16 [num_pages * rows_per_page, num_kv_heads, row width of the page format]; device,
+   * aligned to 16 bytes). */
   const void *pool;
   /* pages of every request, one request after another; an id outside [0, num_pages) reads as masked keys (int32
    * [num_page_ids]; device). */
@@ -99,12 +102,47 @@ typedef struct tilepress_prefill_args {
   uint32_t reserved;
 } tilepress_prefill_args;
 
+/* Arguments of tilepress_merge_states. */
+typedef struct tilepress_merge_states_args {
+  /* sizeof this struct, in bytes; anything else is refused. */
+  uint64_t struct_size;
+  /* attention outputs over disjoint key sets, source s at s * source_stride (bf16 [num_sources, num_rows, num_heads,
+   * head_dim]; device, aligned to 16 bytes). */
+  const void *partials;
+  /* their natural lse, source s at s * lse_stride (float [num_sources, num_rows, num_heads]; device). */
+  const float *partial_lse;
+  /* attention over the union; must not overlap partials (bf16 [num_rows, num_heads, head_dim]; device, aligned to 16
+   * bytes). */
+  void *out;
+  /* the union's natural lse; must not overlap partial_lse (float [num_rows, num_heads]; device, optional). */
+  float *lse;
+  /* a cudaStream_t of the current device; null is the default stream (host, optional). */
+  void *stream;
+  /* elements from one source of partials to the next (0 or more, a multiple of 8). */
+  int64_t source_stride;
+  /* elements from one source of partial_lse to the next (0 or more). */
+  int64_t lse_stride;
+  /* sources (1 to 1024). */
+  int32_t num_sources;
+  /* rows (0 or more). */
+  int32_t num_rows;
+  /* query heads (1 or more). */
+  int32_t num_heads;
+  /* columns a head (8 to 65536, a multiple of 8). */
+  int32_t head_dim;
+} tilepress_merge_states_args;
+
 /* Causal grouped-query attention of a ragged batch of requests over a paged KV pool. Query row i of a request with n
  * rows and a context of L tokens sees keys 0 to L - n + i: rows continue a context that is already in the pool,
  * their own keys included. A row that sees no key gives zeros and lse = -inf. A request without rows does nothing.
  * Rows that no request owns are neither read into a result nor written. Compiled for head_dim 512, page_size 64,
  * page formats split, groups (num_q_heads / num_kv_heads) 8. Returns a TILEPRESS_* code. */
 int tilepress_sample_prefill(const tilepress_prefill_args *args);
+
+/* Combines attention outputs over disjoint sets of keys, by their lse, into attention over the union: a context
+ * sharded over GPUs, or a shared prefix. A source whose lse is -inf weighs nothing; a row that no source saw gives
+ * zeros and lse = -inf. The order of the sources is the order of the sum. Returns a TILEPRESS_* code. */
+int tilepress_merge_states(const tilepress_merge_states_args *args);
 
 /* The calling thread's message of its last call that did not return TILEPRESS_OK: which argument and why. Never
  * null; valid until the thread's next call into the library. */
@@ -120,6 +158,11 @@ const char *tilepress_build_info(void);
  * itself would return, with the reason in tilepress_last_error(). Makes no CUDA call, so a server asks at load time
  * on any host. */
 int32_t tilepress_supports(const char *entry, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t page_format);
+
+/* Bytes of a pool of num_pages pages, each page_size tokens of num_layers layers, into *bytes. k_eq_v: 1 where K and
+ * V of the model's layers are one projection, else 0; the folded format is refused without it. Returns a TILEPRESS_*
+ * code. Makes no CUDA call. */
+int32_t tilepress_pool_bytes(int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t page_format, int32_t k_eq_v, int64_t *bytes);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -21,11 +21,15 @@ pub mod tilepress_sys {
 
     /// a page holds the layer's page_size K rows, then its page_size V rows; row width head_dim
     pub const PAGE_FORMAT_SPLIT: i32 = 1;
+    /// a page holds page_size rows [K_rot 128 | V head_dim]; K_rot is rotated K at columns [0, 64), then at [head_dim / 2, head_dim / 2 + 64); the query carries K's norm weight elsewhere. Only where K and V are one projection (k_eq_v)
+    pub const PAGE_FORMAT_FOLDED: i32 = 2;
 
     /// a page id lies outside the pool; its keys were masked
     pub const STATUS_BAD_PAGE_ID: u32 = 1;
-    /// an index pointer or a last page length lies outside its range; it was clamped
+    /// an index pointer, a last page length or an origin that a tile used lies outside its range; it was clamped
     pub const STATUS_BAD_INDEX: u32 = 2;
+    /// a window reaches before the request's page list; the keys before it were masked
+    pub const STATUS_BAD_WINDOW: u32 = 4;
 
     /// Arguments of every prefill entry. Zero the struct, set struct_size, then the fields.
     #[repr(C)]
@@ -39,7 +43,7 @@ pub mod tilepress_sys {
         pub out: *mut c_void,
         /// natural logarithm of the sum of exponentials (float [q_rows, num_q_heads]; device, optional).
         pub lse: *mut f32,
-        /// the KV pool, all layers (bf16 [num_pages * rows_per_page, num_kv_heads, head_dim]; device, aligned to 16 bytes).
+        /// the KV pool, all layers (bf16 [num_pages * rows_per_page, num_kv_heads, row width of the page format]; device, aligned to 16 bytes).
         pub pool: *const c_void,
         /// pages of every request, one request after another; an id outside [0, num_pages) reads as masked keys (int32 [num_page_ids]; device).
         pub page_ids: *const i32,
@@ -93,9 +97,51 @@ pub mod tilepress_sys {
         }
     }
 
+    /// Arguments of tilepress_merge_states.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug)]
+    pub struct tilepress_merge_states_args {
+        /// sizeof this struct, in bytes; anything else is refused.
+        pub struct_size: u64,
+        /// attention outputs over disjoint key sets, source s at s * source_stride (bf16 [num_sources, num_rows, num_heads, head_dim]; device, aligned to 16 bytes).
+        pub partials: *const c_void,
+        /// their natural lse, source s at s * lse_stride (float [num_sources, num_rows, num_heads]; device).
+        pub partial_lse: *const f32,
+        /// attention over the union; must not overlap partials (bf16 [num_rows, num_heads, head_dim]; device, aligned to 16 bytes).
+        pub out: *mut c_void,
+        /// the union's natural lse; must not overlap partial_lse (float [num_rows, num_heads]; device, optional).
+        pub lse: *mut f32,
+        /// a cudaStream_t of the current device; null is the default stream (host, optional).
+        pub stream: *mut c_void,
+        /// elements from one source of partials to the next (0 or more, a multiple of 8).
+        pub source_stride: i64,
+        /// elements from one source of partial_lse to the next (0 or more).
+        pub lse_stride: i64,
+        /// sources (1 to 1024).
+        pub num_sources: i32,
+        /// rows (0 or more).
+        pub num_rows: i32,
+        /// query heads (1 or more).
+        pub num_heads: i32,
+        /// columns a head (8 to 65536, a multiple of 8).
+        pub head_dim: i32,
+    }
+
+    impl Default for tilepress_merge_states_args {
+        /// All fields absent (zero), struct_size set.
+        fn default() -> Self {
+            // Integers, floats and raw pointers: all-zero bytes are a valid value of each.
+            let mut args: Self = unsafe { core::mem::zeroed() };
+            args.struct_size = core::mem::size_of::<Self>() as u64;
+            args
+        }
+    }
+
     unsafe extern "C" {
         /// Causal grouped-query attention of a ragged batch of requests over a paged KV pool. Query row i of a request with n rows and a context of L tokens sees keys 0 to L - n + i: rows continue a context that is already in the pool, their own keys included. A row that sees no key gives zeros and lse = -inf. A request without rows does nothing. Rows that no request owns are neither read into a result nor written. Compiled for head_dim 512, page_size 64, page formats split, groups (num_q_heads / num_kv_heads) 8. Returns a TILEPRESS_* code.
         pub fn tilepress_sample_prefill(args: *const tilepress_prefill_args) -> c_int;
+        /// Combines attention outputs over disjoint sets of keys, by their lse, into attention over the union: a context sharded over GPUs, or a shared prefix. A source whose lse is -inf weighs nothing; a row that no source saw gives zeros and lse = -inf. The order of the sources is the order of the sum. Returns a TILEPRESS_* code.
+        pub fn tilepress_merge_states(args: *const tilepress_merge_states_args) -> c_int;
         /// The calling thread's message of its last call that did not return TILEPRESS_OK: which argument and why. Never null; valid until the thread's next call into the library.
         pub fn tilepress_last_error() -> *const c_char;
         /// The library's version, "major.minor.patch".
@@ -104,5 +150,7 @@ pub mod tilepress_sys {
         pub fn tilepress_build_info() -> *const c_char;
         /// Whether the entry of that name has a compiled instance for this geometry: TILEPRESS_OK, or the code that the entry itself would return, with the reason in tilepress_last_error(). Makes no CUDA call, so a server asks at load time on any host.
         pub fn tilepress_supports(entry: *const c_char, num_q_heads: i32, num_kv_heads: i32, head_dim: i32, page_size: i32, page_format: i32) -> i32;
+        /// Bytes of a pool of num_pages pages, each page_size tokens of num_layers layers, into *bytes. k_eq_v: 1 where K and V of the model's layers are one projection, else 0; the folded format is refused without it. Returns a TILEPRESS_* code. Makes no CUDA call.
+        pub fn tilepress_pool_bytes(num_pages: i64, num_layers: i32, num_kv_heads: i32, head_dim: i32, page_size: i32, page_format: i32, k_eq_v: i32, bytes: *mut i64) -> i32;
     }
 }

@@ -61,7 +61,8 @@ def library() -> ModuleType:
 @pytest.fixture(scope="session")
 def twins(library: ModuleType, request: pytest.FixtureRequest) -> None:
     """The JIT twins of every collected test that asks for them, compiled at once: one after another they would take most of
-    the suite's time. A module names its operation in OPERATION; its tests are parametrized by group and page_format."""
+    the suite's time. A module names its operation in OPERATION and HEAD_DIM; its tests are parametrized by group, and by
+    page_format where there are several."""
     try:
         importlib.import_module("tilelang")
     except ImportError as error:
@@ -72,6 +73,7 @@ def twins(library: ModuleType, request: pytest.FixtureRequest) -> None:
     for item in request.session.items:
         if isinstance(item, pytest.Function) and "twins" in item.fixturenames:
             given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-            if "group" in given and "page_format" in given:
-                wanted += instances(item.module.OPERATION, given["group"], given["page_format"])
+            if "group" in given:
+                module = item.module
+                wanted += instances(module.OPERATION, module.HEAD_DIM, given["group"], given.get("page_format", "split"))
     compile_twins(wanted)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
-from bench.inputs import TILE, Batch, Geometry
+from bench.inputs import INT32_MIN, TILE, Batch, Geometry
 from bench.library import decode, prefill
 from bench.outputs import Outputs, make_outputs
 from bench.plans import FIRST_SLOT, ITEMS, SPLITS, Limits, Plan, make_plan
@@ -35,12 +37,24 @@ FORMATS = ("split", "folded")
 GROUPS = (4, 8, 16)
 # KV heads that some model or shard of it has, one set a group: 32/8, 32/4 and 16/1; and the smallest ones.
 MODEL_KV_HEADS = {4: 8, 8: 4, 16: 1}
-HEAD_DIM, PAGE_SIZE = 512, 64
+# The sliding layers have rows of 256 columns, always split: every model's group, KV heads that some model has (16/8,
+# 8/2 and 8/1), and that model's window.
+SLIDING_GROUPS = (2, 4, 8)
+SLIDING_KV_HEADS = {2: 8, 4: 2, 8: 1}
+WINDOW_LEFT = {2: 1023, 4: 511, 8: 511}
+SLIDING_HEAD_DIM = 256
+PAGE_SIZE = 64
 
 
 def geometry(group: int, kv_heads: int, page_format: str) -> Geometry:
     """Three layers a page, of which the middle one is used."""
     return Geometry(q_heads=group * kv_heads, kv_heads=kv_heads, page_format=page_format)
+
+
+def sliding_geometry(group: int, kv_heads: int | None = None) -> Geometry:
+    """Three layers a page, of which the middle one is used; by default with a model's KV heads."""
+    kv_heads = SLIDING_KV_HEADS[group] if kv_heads is None else kv_heads
+    return Geometry(q_heads=group * kv_heads, kv_heads=kv_heads, head_dim=SLIDING_HEAD_DIM)
 
 
 def run(library: ModuleType, batch: Batch, *, lse: bool = True, status: bool = True, host_indptr: bool = True) -> Outputs:
@@ -53,18 +67,20 @@ def run(library: ModuleType, batch: Batch, *, lse: bool = True, status: bool = T
 
 @dataclass(frozen=True)
 class Instance:
-    """One kernel: an operation's stage for a group and a page format, which are 0 and empty where it has none."""
+    """One kernel: an operation's stage for a head_dim, and for a group and a page format, which are 0 and empty where it has
+    none."""
 
     operation: str
     stage: str
+    head_dim: int
     group: int
     page_format: str
 
 
-def instances(operation: str, group: int, page_format: str) -> list[Instance]:
+def instances(operation: str, head_dim: int, group: int, page_format: str) -> list[Instance]:
     """The kernels that a call of an operation launches, in order."""
     return [
-        Instance(operation, stage.name, group, page_format) if stage.per_instance else Instance(operation, stage.name, 0, "")
+        Instance(operation, stage.name, head_dim, *((group, page_format) if stage.per_instance else (0, "")))
         for stage in OPERATIONS[operation].stages
     ]
 
@@ -95,12 +111,12 @@ def compile_twins(wanted: Iterable[Instance]) -> None:
 
 
 def _request(instance: Instance) -> KernelRequest:
-    parts = ("twin", instance.operation, instance.stage, f"g{instance.group}", instance.page_format)
+    parts = ("twin", instance.operation, instance.stage, f"d{instance.head_dim}_g{instance.group}", instance.page_format)
     return KernelRequest(
         name="_".join(part for part in parts if part),
         operation=instance.operation,
         stage=instance.stage,
-        head_dim=HEAD_DIM,
+        head_dim=instance.head_dim,
         page_size=PAGE_SIZE,
         group=instance.group,
         page_format=instance.page_format,
@@ -111,21 +127,22 @@ def _request(instance: Instance) -> KernelRequest:
 
 def twins(operation: str, shape: Geometry) -> list[Any]:
     """The JIT-compiled kernels of an operation for a geometry, in launch order."""
-    wanted = instances(operation, shape.group, shape.page_format)
+    wanted = instances(operation, shape.head_dim, shape.group, shape.page_format)
     compile_twins(wanted)
     return [_twins[instance] for instance in wanted]
 
 
 def query_tiles(batch: Batch, host_indptr: bool) -> int:
-    """Tile slots of a call: up to the last that a request owns, or as many as any q_indptr may need without a host
-    copy."""
+    """Tile slots of a call, as csrc/query_tiles.h counts them: up to the last that a request owns, or as many as any q_indptr
+    may need without a host copy."""
+    spare = 2 if batch.geometry.sliding else 1
     if not host_indptr:
-        return batch.q_rows // TILE + batch.size
+        return batch.q_rows // TILE + spare * batch.size
     indptr = batch.q_indptr[: batch.size + 1].tolist()
     slots = 0
     for r, (start, end) in enumerate(itertools.pairwise(indptr)):
         if end > start:
-            slots = start // TILE + r + -(-(end - start) // TILE)
+            slots = start // TILE + spare * r + (end - start - 1) // TILE + spare
     return slots
 
 
@@ -135,10 +152,14 @@ def tiled_pool(batch: Batch) -> torch.Tensor:
 
 
 def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
-    """The prefill twin's outputs, for the same inputs and the launch values that csrc/prefill.h computes."""
+    """The prefill twin's outputs, for the same inputs and the launch values that csrc/prefill.h or csrc/sliding_prefill.h
+    computes."""
     shape = batch.geometry
     outputs = make_outputs(batch)
-    (kernel,) = twins("prefill", shape)
+    (kernel,) = twins("sliding_prefill" if shape.sliding else "prefill", shape)
+    origin = batch.kv_origin
+    if origin is None:  # absent: read by nobody
+        origin = torch.full((batch.size,), INT32_MIN, dtype=torch.int32, device=batch.q.device)
     torch.cuda.synchronize()
     kernel(
         batch.q,
@@ -146,15 +167,18 @@ def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
         batch.page_ids[: batch.num_page_ids],
         batch.page_indptr[: batch.size + 1],
         batch.last_page_len[: batch.size],
+        *([origin[: batch.size]] if shape.sliding else []),
         batch.q_indptr[: batch.size + 1],
         outputs.out,
         outputs.lse,
         outputs.status,
         batch.sm_scale,
+        *([batch.window_left] if shape.sliding else []),
         batch.num_pages,
         shape.rows_per_page // TILE,
         shape.layer_row // TILE,
         query_tiles(batch, host_indptr),
+        *([int(batch.kv_origin is not None)] if shape.sliding else []),
         1,  # want_lse
         1,  # want_status
     )
@@ -259,6 +283,63 @@ def assert_only_owned_rows(batch: Batch, outputs: Outputs) -> None:
         assert touched == owned, (
             f"{name}: written though nobody's {sorted(touched - owned)[:8]}, not written {sorted(owned - touched)[:8]}"
         )
+
+
+def assert_nan_exactly(outputs: Outputs, clean: Outputs, spoiled: torch.Tensor) -> None:
+    """What the queries marked in `spoiled`, bool [q_rows, q_heads], gave is NaN, and the rest is bit-identical to `clean`."""
+    assert outputs.out[spoiled].isnan().all(), "a NaN query row has an output that is not NaN"
+    assert outputs.lse[spoiled].isnan().all(), "a NaN query row has an lse that is not NaN"
+    other = ~spoiled
+    assert torch.equal(outputs.out[other].view(torch.int16), clean.out[other].view(torch.int16)), "out of another row moved"
+    assert torch.equal(outputs.lse[other].view(torch.int32), clean.lse[other].view(torch.int32)), "lse of another row moved"
+
+
+def spoil_queries(batch: Batch, rows: Sequence[int]) -> torch.Tensor:
+    """Puts NaN in these rows of q: all of the first, one element of one head in the others. Gives what it spoiled, bool
+    [q_rows, q_heads]."""
+    spoiled = torch.zeros(batch.q.shape[:2], dtype=torch.bool, device=batch.q.device)
+    for i, row in enumerate(rows):
+        if i == 0:
+            batch.q[row] = float("nan")
+            spoiled[row] = True
+        else:
+            head = i % batch.geometry.q_heads
+            batch.q[row, head, 37 * i % batch.geometry.head_dim] = float("nan")
+            spoiled[row, head] = True
+    return spoiled
+
+
+def mark_values(batch: Batch, request: int, keys: Sequence[int]) -> None:
+    """Makes a request's V tell which keys a row sees: zeros, and 1 in column i of key keys[i], a position. An output's column i
+    is then non-zero just where that key is seen. Split rows."""
+    shape, span = batch.geometry, batch.spans()[request]
+    ids = torch.tensor(span.page_ids, dtype=torch.int64, device=batch.q.device)
+    first = ids * shape.rows_per_page + shape.layer_row + shape.page_size
+    at = (first[:, None] + torch.arange(shape.page_size, device=ids.device)).flatten()[: span.resident(shape.page_size)]
+    batch.pool[at] = 0
+    marked = at[torch.tensor(keys, dtype=torch.int64, device=at.device) - span.origin]
+    batch.pool[marked, :, torch.arange(len(keys), device=at.device)] = 1
+
+
+def seen_columns(outputs: Outputs, rows: int) -> torch.Tensor:
+    """Which columns of the first rows are not zero, bool [rows, head_dim]; all heads must agree."""
+    seen = outputs.out[:rows] != 0
+    assert torch.equal(seen, seen[:, :1].expand_as(seen)), "the heads of a row see different keys"
+    return seen[:, 0]
+
+
+def assert_refused(
+    library: ModuleType, entry: Callable[..., None], fields: dict[str, int | float], outputs: Outputs, code: str, named: str
+) -> None:
+    """The call fails with this code and a message that names this argument, and writes nothing."""
+    with pytest.raises(library.Error) as caught:
+        entry(**fields)
+    assert caught.value.code == getattr(library, code)
+    assert re.search(rf"\b{named}\b", caught.value.message), caught.value.message
+    assert library.last_error() == caught.value.message
+    torch.cuda.synchronize()
+    assert outputs.touched_rows() == (set(), set())
+    assert outputs.status_bits() == 0
 
 
 def assert_partials(decoded: Decoded, expected: Reference) -> None:

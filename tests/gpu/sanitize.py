@@ -1,5 +1,6 @@
 """The smallest calls of every kernel, for compute-sanitizer:
-`compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py [KERNEL...]`, KERNEL being prefill, decode or merge_states.
+`compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py [KERNEL...]`, KERNEL being prefill, decode, sliding_prefill,
+sliding_decode or merge_states.
 
 Exits with 1 where a result is wrong. No TileLang, no guard zones, no slack behind the index arrays, and every tensor
 an allocation of its own, so that an access past an end is one that the tool sees. Inputs and the reference are computed on
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from bench.inputs import Batch, Geometry, Request, build
+from bench.inputs import Batch, Geometry, Request, build, released
 from bench.library import decode, load, prefill
 from bench.outputs import Outputs, make_outputs
 from bench.plans import GUARD_WORDS, Limits, Plan, make_plan
@@ -36,6 +37,15 @@ PREFILLS = {
 # Under three CTAs: some have several items, so that stages and their barriers are used more than once.
 DECODES = {"one token": (1,), "ragged": (300, 0, 64, 65)}
 FEW_CTAS = 3
+SLIDING_GROUPS = (2, 4, 8)
+SLIDING_WINDOW_LEFT = 99
+SLIDING_PREFILLS = {
+    "one row": (Request(1, 1),),
+    # A front released, rows that see nothing, a tile that begins and ends amid 64 positions.
+    "ragged": (released(70, 333, SLIDING_WINDOW_LEFT), Request(0, 0), Request(3, 129), Request(10, 4)),
+}
+# With a window of 100: one key, a page and a bit, whole pages left behind, and a front released.
+SLIDING_DECODES = {"one token": (1,), "ragged": (300, 0, 64, 129)}
 
 
 def on_device(batch: Batch) -> Batch:
@@ -107,6 +117,36 @@ def sanitize_decode(library: ModuleType) -> list[bool]:
     return results
 
 
+def sanitize_sliding_prefill(library: ModuleType) -> list[bool]:
+    """Every instance of the windowed prefill, with and without a page id outside the pool."""
+    results = []
+    for group, (name, requests), bad_page in itertools.product(SLIDING_GROUPS, SLIDING_PREFILLS.items(), (False, True)):
+        shape = Geometry(group, 1, head_dim=256)
+        batch = build(shape, requests, device=HOST, tail_rows=0, spare_page_ids=0, slack=0, window_left=SLIDING_WINDOW_LEFT)
+        if bad_page:
+            batch.page_ids[0] = batch.num_pages
+        outputs = device_outputs(batch)
+        prefill(library, on_device(batch), outputs, host_indptr=not bad_page)
+        results.append(verdict(library, f"sliding_prefill g{group}, {name}, bad {bad_page}", batch, outputs, bad_page))
+    return results
+
+
+def sanitize_sliding_decode(library: ModuleType) -> list[bool]:
+    """Every instance of the decode's two kernels over a window, with and without a page id outside the pool."""
+    results = []
+    for group, (name, contexts), bad_page in itertools.product(SLIDING_GROUPS, SLIDING_DECODES.items(), (False, True)):
+        shape = Geometry(2 * group, 2, head_dim=256, layers=2)
+        requests = [released(1, context, SLIDING_WINDOW_LEFT) for context in contexts]
+        batch = build(shape, requests, device=HOST, tail_rows=0, spare_page_ids=0, slack=0, window_left=SLIDING_WINDOW_LEFT)
+        if bad_page:
+            batch.page_ids[0] = batch.num_pages
+        plan = device_plan(library, batch, Limits(len(contexts), max_slots=20, chunk_tokens=128, sm_count=FEW_CTAS))
+        outputs = device_outputs(batch)
+        decode(library, on_device(batch), plan, outputs)
+        results.append(verdict(library, f"sliding_decode g{group}, {name}, bad {bad_page}", batch, outputs, bad_page))
+    return results
+
+
 def sanitize_merge_states(library: ModuleType) -> list[bool]:
     """Sources that fill no block, one of them blind and NaN; the last source ends where its allocation does."""
     results = []
@@ -143,7 +183,13 @@ def sanitize_merge_states(library: ModuleType) -> list[bool]:
     return results
 
 
-KERNELS = {"prefill": sanitize_prefill, "decode": sanitize_decode, "merge_states": sanitize_merge_states}
+KERNELS = {
+    "prefill": sanitize_prefill,
+    "decode": sanitize_decode,
+    "sliding_prefill": sanitize_sliding_prefill,
+    "sliding_decode": sanitize_sliding_decode,
+    "merge_states": sanitize_merge_states,
+}
 
 
 def main(names: list[str]) -> int:

@@ -27,14 +27,16 @@ from .harness import (
     MODEL_KV_HEADS,
     Decoded,
     assert_close,
+    assert_nan_exactly,
     assert_only_owned_rows,
     check_decode,
     geometry,
     run_decode,
+    spoil_queries,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library", "twins")]
-OPERATION = "decode"
+OPERATION, HEAD_DIM = "decode", 512
 
 every_instance = pytest.mark.parametrize(("group", "page_format"), [(g, f) for f in FORMATS for g in GROUPS])
 
@@ -204,6 +206,18 @@ def test_pages_gigabytes_into_a_pool(library: ModuleType, group: int, page_forma
     check_decode(library, batch, Limits(2))
     del batch
     torch.cuda.empty_cache()
+
+
+@every_instance
+def test_a_nan_query_gives_nan_and_moves_no_other_row(library: ModuleType, group: int, page_format: str) -> None:
+    """A row of NaN over many partials, and single NaN elements over some and over one."""
+    batch = RAGGED.batch(group, page_format)
+    limits = RAGGED.limits(batch)
+    clean = run_decode(library, batch, limits).outputs
+    spoiled = spoil_queries(batch, (8, 0, 4))
+    outputs = run_decode(library, batch, limits).outputs
+    assert_nan_exactly(outputs, clean, spoiled)
+    assert outputs.status_bits() == 0
 
 
 @every_instance

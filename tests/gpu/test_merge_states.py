@@ -211,6 +211,24 @@ def test_rows_that_no_source_saw(library: ModuleType) -> None:
     assert (merged.lse == float("-inf")).all()
 
 
+def test_a_nan_lse_stays_and_moves_no_other_row(library: ModuleType) -> None:
+    """A source that saw something, but what is NaN: its row and head are NaN, whatever the other sources hold."""
+    partials = random_partials(3, 20, 8, 512, seed=4)
+    partials.lse[1:, 9, 6] = float("-inf")
+    clean = merge(library, partials)
+    spoiled = torch.zeros(20, 8, dtype=torch.bool, device=DEVICE)
+    for source, row, head in ((0, 2, 3), (2, 4, 0), (0, 9, 6)):
+        partials.lse[source, row, head] = float("nan")
+        spoiled[row, head] = True
+    partials.lse[:, 11, 1] = float("nan")
+    spoiled[11, 1] = True
+    merged = merge(library, partials)
+    assert merged.out[spoiled].isnan().all()
+    assert merged.lse[spoiled].isnan().all()
+    assert torch.equal(merged.out[~spoiled].view(torch.int16), clean.out[~spoiled].view(torch.int16))
+    assert torch.equal(merged.lse[~spoiled].view(torch.int32), clean.lse[~spoiled].view(torch.int32))
+
+
 def test_lse_may_be_absent(library: ModuleType) -> None:
     partials = random_partials(2, 5, 8, 512)
     merged = merge(library, partials, want_lse=False)

@@ -13,10 +13,21 @@ from bench.inputs import INT32_MAX, INT32_MIN, Batch, Request, build
 from bench.outputs import make_outputs
 from bench.reference import attention
 
-from .harness import DEVICE, FORMATS, GROUPS, MODEL_KV_HEADS, assert_close, check, geometry, run
+from .harness import (
+    DEVICE,
+    FORMATS,
+    GROUPS,
+    MODEL_KV_HEADS,
+    assert_close,
+    assert_nan_exactly,
+    check,
+    geometry,
+    run,
+    spoil_queries,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library", "twins")]
-OPERATION = "prefill"
+OPERATION, HEAD_DIM = "prefill", 512
 
 ONE = {4: 1, 8: 1, 16: 1}
 TWO = {4: 2, 8: 2, 16: 2}
@@ -94,6 +105,18 @@ def test_rows_without_a_visible_key(library: ModuleType, group: int, page_format
     assert (lse[unseen] == float("-inf")).all()
     assert not out[unseen].any()
     assert lse[~unseen].isfinite().all()
+
+
+@pytest.mark.parametrize("page_format", FORMATS)
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_nan_query_gives_nan_and_moves_no_other_row(library: ModuleType, group: int, page_format: str) -> None:
+    """A row of NaN, and single NaN elements: in the same tile, in another, and in a request of one row."""
+    batch = RAGGED.batch(group, page_format)
+    clean = run(library, batch)
+    spoiled = spoil_queries(batch, (3, 4, 64, 65, 150))
+    outputs = run(library, batch)
+    assert_nan_exactly(outputs, clean, spoiled)
+    assert outputs.status_bits() == 0
 
 
 @pytest.mark.parametrize("page_format", FORMATS)

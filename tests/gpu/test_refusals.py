@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 
 from bench.inputs import Geometry, Request, build
 from bench.library import DECODE, PREFILL, decode, decode_fields, prefill, prefill_fields
-from bench.outputs import Outputs, make_outputs
+from bench.outputs import make_outputs
 from bench.plans import Limits, make_plan
 from bench.reference import attention
 
-from .harness import DEVICE, FORMATS, assert_close, geometry, run
+from .harness import DEVICE, FORMATS, assert_close, assert_refused, geometry, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library")]
 
@@ -31,20 +30,6 @@ def test_the_heads_of_every_model_and_shard_are_served(
     for entry in (PREFILL, DECODE):
         assert library.supports(entry, q_heads, kv_heads, 512, 64, batch.geometry.page_format_code) == library.OK
     assert_close(run(library, batch), attention(batch))
-
-
-def assert_refused(
-    library: ModuleType, entry: Callable[..., None], fields: dict[str, int | float], outputs: Outputs, code: str, named: str
-) -> None:
-    """The call fails with this code and a message that names this argument, and writes nothing."""
-    with pytest.raises(library.Error) as caught:
-        entry(**fields)
-    assert caught.value.code == getattr(library, code)
-    assert re.search(rf"\b{named}\b", caught.value.message), caught.value.message
-    assert library.last_error() == caught.value.message
-    torch.cuda.synchronize()
-    assert outputs.touched_rows() == (set(), set())
-    assert outputs.status_bits() == 0
 
 
 GEOMETRY_REFUSALS: list[tuple[dict[str, int | float], str, str]] = [
@@ -95,6 +80,7 @@ def test_a_prefill_refusal_names_the_argument(
         ({"row_offset": 1 << 30}, "INVALID_ARGUMENT", "row_offset"),
         ({"num_kv_heads": 5}, "INVALID_ARGUMENT", "num_kv_heads"),
         ({"num_page_ids": -1}, "INVALID_ARGUMENT", "num_page_ids"),
+        ({"num_page_ids": 0}, "INVALID_ARGUMENT", "num_page_ids"),
     ],
     ids=str,
 )

@@ -32,6 +32,7 @@ FAMILY: dict[str, Any] = {
     "formats": ["split"],
     "tma": True,
 }
+DECODE_FAMILY: dict[str, Any] = {**FAMILY, "name": "sample_decode", "operation": "decode"}
 DELETED = object()
 
 
@@ -120,9 +121,9 @@ def subject(arch: Arch = ARCH, tma: bool = True, **changes: Any) -> Subject:
     return Subject(lowered(**changes), arch, frozenset({"num_kv_heads", "out", "q", "q_rows", "q_tiles"}), tma)
 
 
-def entry(**changes: Any) -> abi.Entry:
+def entry(**changes: Any) -> abi.FamilyEntry:
     """The entry of the sample family, with values of its row replaced."""
-    return abi.entries(table(changes))[0]
+    return abi.family_entries(table(changes))[0]
 
 
 def context(*families: dict[str, Any], tier: Literal["generate", "stub"] = "generate") -> Context:

@@ -5,48 +5,89 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from samples import GOLDEN, table
+from samples import GOLDEN, ROOT, table
 
 from codegen import abi
-from codegen.abi import CType, Entry, Field, Function, OperationAbi, Struct
+from codegen.abi import CType, Entry, FamilyEntry, Field, Function, HandWritten, OperationAbi, Struct, fields
+from codegen.abi.decode import DECODE, PLAN, PLAN_SIZE
 from codegen.kernels import OPERATIONS
+from codegen.table import load
+
+# Every argument struct of the committed table.
+STRUCTS = abi.structs(load(ROOT / "families.toml"))
+HAND_WRITTEN = abi.hand_written(load(ROOT / "families.toml"))
 
 
-def by_hand() -> list[tuple[int, int, str, str]]:
+# Bytes of each, by hand.
+STRUCT_BYTES = {
+    "tilepress_prefill_args": 160,
+    "tilepress_sliding_prefill_args": 168,
+    "tilepress_decode_args": 160,
+    "tilepress_decode_plan_size_args": 64,
+    "tilepress_decode_plan_args": 88,
+    "tilepress_merge_states_args": 80,
+}
+
+
+def by_hand(struct: str) -> list[tuple[int, int, str, str]]:
     """Offset, size, name and C type of every field, from the hand-written list."""
-    lines = (GOLDEN / "tilepress_prefill_args.txt").read_text().splitlines()
+    lines = (GOLDEN / f"{struct}.txt").read_text().splitlines()
     rows = [line.split(None, 3) for line in lines if not line.startswith("#")]
     return [(int(offset), int(size), name, ctype) for offset, size, name, ctype in rows]
 
 
-def test_layout_of_the_prefill_arguments() -> None:
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.name)
+def test_layout(struct: Struct) -> None:
     found = []
     offset = 0
-    for field in abi.PREFILL.struct.fields:
+    for field in struct.fields:
         # Aligned to its size where it stands, so a C compiler puts no padding before it.
         assert offset % field.type.size == 0
         found.append((offset, field.type.size, field.name, field.type.c))
         offset += field.type.size
-    assert found == by_hand()
-    assert offset == 160
+    assert found == by_hand(struct.name)
+    assert offset == STRUCT_BYTES[struct.name]
     assert offset % 8 == 0
 
 
+def test_every_struct_is_written_down() -> None:
+    assert {struct.name for struct in STRUCTS} == STRUCT_BYTES.keys() == {path.stem for path in GOLDEN.glob("*_args.txt")}
+
+
 def test_every_struct_starts_with_its_size() -> None:
-    for operation in abi.OPERATION_ABIS.values():
-        first, *rest = operation.struct.fields
+    for struct in STRUCTS:
+        first, *rest = struct.fields
         assert (first.name, first.type) == ("struct_size", CType.U64)
-        assert len({field.name for field in operation.struct.fields}) == len(rest) + 1
+        assert len({field.name for field in struct.fields}) == len(rest) + 1
 
 
 def test_every_field_is_documented() -> None:
-    for field in abi.PREFILL.struct.fields:
+    for field in (field for struct in STRUCTS for field in struct.fields):
         assert field.doc
         if field.type.pointer:
             assert field.memory is not None, field.name
             assert field.shape or field.name == "stream"
         else:
             assert not field.shape and field.memory is None and not field.optional
+
+
+def test_a_count_and_a_field_that_says_when_nothing_is_to_do_are_fields() -> None:
+    for struct in STRUCTS:
+        names = {field.name for field in struct.fields}
+        assert {field.count for field in struct.fields if field.count} <= names
+    for entry in HAND_WRITTEN:
+        assert not entry.empty_when or entry.empty_when in {field.name for field in entry.struct.fields}
+
+
+def test_the_structs_are_those_of_the_committed_table() -> None:
+    assert [struct.name for struct in STRUCTS] == [
+        "tilepress_prefill_args",
+        "tilepress_decode_args",
+        "tilepress_sliding_prefill_args",
+        "tilepress_decode_plan_size_args",
+        "tilepress_decode_plan_args",
+        "tilepress_merge_states_args",
+    ]
 
 
 def test_every_operation_has_its_description() -> None:
@@ -64,6 +105,9 @@ SIZES = {
     CType.IN_I32: 8,
     CType.OUT_U32: 8,
     CType.OUT_F32: 8,
+    CType.OUT_I32: 8,
+    CType.OUT_I64: 8,
+    CType.IN_F32: 8,
     CType.TEXT: 8,
 }
 
@@ -81,6 +125,9 @@ def test_sizes_of_types() -> None:
         (CType.OUT, "void *n", "*mut c_void"),
         (CType.IN_I32, "const int32_t *n", "*const i32"),
         (CType.OUT_F32, "float *n", "*mut f32"),
+        (CType.OUT_I32, "int32_t *n", "*mut i32"),
+        (CType.OUT_I64, "int64_t *n", "*mut i64"),
+        (CType.IN_F32, "const float *n", "*const f32"),
         (CType.TEXT, "const char *n", "*const c_char"),
     ],
 )
@@ -92,7 +139,7 @@ def test_declarations(ctype: CType, declaration: str, rust: str) -> None:
 
 
 FIELDS = (
-    abi.STRUCT_SIZE,
+    fields.STRUCT_SIZE,
     Field("q", CType.IN, "queries", "bf16 [rows]", abi.Memory.DEVICE, align=16),
     Field("rows", CType.I32, "rows of q", minimum=0),
     Field("batch", CType.I32, "requests", minimum=0),
@@ -100,10 +147,11 @@ FIELDS = (
 OPERATION = OperationAbi("prefill", "An operation.", Struct("sample_args", "Arguments.", FIELDS), (), ())
 
 
-def entry(*fields: Field, **changes: object) -> Entry:
+def entry(*members: Field, name: str = "tilepress_sample_prefill", **changes: object) -> FamilyEntry:
     """An entry over a small struct with these fields, or the default ones, and its operation changed."""
-    struct = replace(OPERATION.struct, fields=fields or FIELDS)
-    return Entry(table().family[0], replace(OPERATION, **{"struct": struct, **changes}))  # type: ignore[arg-type]
+    struct = replace(OPERATION.struct, fields=members or FIELDS)
+    operation = replace(OPERATION, **{"struct": struct, **changes})  # type: ignore[arg-type]
+    return FamilyEntry(name, operation.struct, operation.doc, table().family[0], operation)
 
 
 A, B, C, D = FIELDS
@@ -124,13 +172,12 @@ def test_a_changed_struct_changes_the_hash(case: str) -> None:
 
 
 def test_changes_of_the_signature_are_told_apart() -> None:
-    hashes = [entry(*fields).signature_hash for fields in CHANGED.values()]
+    hashes = [entry(*members).signature_hash for members in CHANGED.values()]
     assert len(set(hashes)) == len(CHANGED)
 
 
 def test_another_name_changes_the_hash() -> None:
-    other = Entry(table({"name": "other_prefill"}).family[0], OPERATION)
-    assert other.signature_hash != entry().signature_hash
+    assert entry(name="tilepress_other_prefill").signature_hash != entry().signature_hash
     renamed = entry(struct=replace(OPERATION.struct, name="other_args"))
     assert renamed.signature_hash != entry().signature_hash
 
@@ -164,12 +211,56 @@ def test_the_hash_is_that_of_the_signature_by_hand() -> None:
 
 def test_entries_follow_the_table() -> None:
     two = table({"name": "b_prefill"}, {"name": "a_prefill"})
-    assert [e.name for e in abi.entries(two)] == ["tilepress_b_prefill", "tilepress_a_prefill"]
+    assert [e.name for e in abi.family_entries(two)] == ["tilepress_b_prefill", "tilepress_a_prefill"]
     assert [e.prototype for e in abi.entries(two)] == [
         "int tilepress_b_prefill(const tilepress_prefill_args *args)",
         "int tilepress_a_prefill(const tilepress_prefill_args *args)",
+        "int tilepress_merge_states(const tilepress_merge_states_args *args)",
     ]
-    assert [struct.name for struct in abi.structs(two)] == ["tilepress_prefill_args"]
+    assert [struct.name for struct in abi.structs(two)] == ["tilepress_prefill_args", "tilepress_merge_states_args"]
+
+
+DECODES = ({"name": "a_decode", "operation": "decode"}, {"name": "b_decode", "operation": "decode"})
+
+
+def test_an_operation_brings_its_companions_once() -> None:
+    assert [e.name for e in abi.hand_written(table(*DECODES))] == [
+        "tilepress_decode_plan_size",
+        "tilepress_decode_plan",
+        "tilepress_merge_states",
+    ]
+    assert [e.name for e in abi.hand_written(table())] == ["tilepress_merge_states"]
+    assert len(abi.entries(table(*DECODES))) == 5
+    assert [struct.name for struct in abi.structs(table(*DECODES))] == [
+        "tilepress_decode_args",
+        "tilepress_decode_plan_size_args",
+        "tilepress_decode_plan_args",
+        "tilepress_merge_states_args",
+    ]
+
+
+def test_which_hand_written_entries_launch_a_kernel() -> None:
+    assert {entry.short_name: entry.cuda for entry in HAND_WRITTEN} == {
+        "decode_plan_size": False,
+        "decode_plan": False,
+        "merge_states": True,
+    }
+    for entry in HAND_WRITTEN:
+        assert (ROOT / "csrc" / entry.source).is_file()
+
+
+def test_the_hash_of_a_hand_written_entry_ignores_where_it_is_written() -> None:
+    moved = replace(PLAN, source="elsewhere.cu", refusals=(), empty_when="batch", doc="")
+    assert moved.signature_hash == PLAN.signature_hash != PLAN_SIZE.signature_hash
+    assert isinstance(PLAN, HandWritten) and isinstance(PLAN, Entry)
+
+
+def test_a_plan_is_asked_for_what_it_is_sized_for() -> None:
+    """A server fills both structs from the same numbers."""
+    sizes = {field.name: field for field in PLAN_SIZE.struct.fields}
+    plan = {field.name: field for field in PLAN.struct.fields}
+    shared = ("max_batch", "max_slots", "num_q_heads", "num_kv_heads", "page_size", "page_format", "sm_count", "chunk_tokens")
+    assert all(sizes[name] == plan[name] for name in shared)
 
 
 def test_public_symbols_are_sorted_and_ours() -> None:
@@ -177,6 +268,8 @@ def test_public_symbols_are_sorted_and_ours() -> None:
         "tilepress_a_prefill",
         "tilepress_build_info",
         "tilepress_last_error",
+        "tilepress_merge_states",
+        "tilepress_pool_bytes",
         "tilepress_supports",
         "tilepress_version",
         "tilepress_z_prefill",
@@ -199,13 +292,18 @@ def test_codes_are_distinct_and_fixed() -> None:
         "CUDA": 4,
         "STUB": 5,
     }
-    formats = {code.name: code.value for code in abi.PAGE_FORMATS}
-    assert formats["SPLIT"] == 1
-    assert len(set(formats.values())) == len(formats)
-    assert {code.name: code.value for code in abi.STATUS_BITS} == {"BAD_PAGE_ID": 1, "BAD_INDEX": 2}
+    assert {code.name: code.value for code in abi.PAGE_FORMATS} == {"SPLIT": 1, "FOLDED": 2}
+    assert {code.name: code.value for code in abi.STATUS_BITS} == {"BAD_PAGE_ID": 1, "BAD_INDEX": 2, "BAD_WINDOW": 4}
 
 
 def test_names_a_kernel_may_use() -> None:
     names = abi.kernel_names("prefill")
     assert {"q", "out", "page_ids", "sm_scale", "pool_tiles", "q_tiles", "want_lse"} <= names
     assert "Q" not in names
+
+
+def test_what_a_plan_and_a_workspace_hold_is_a_launch_value() -> None:
+    """A kernel names the parts; a caller passes the whole."""
+    names = abi.kernel_names("decode")
+    assert {"plan_header", "plan_ctas", "plan_requests", "plan_items", "partial_out", "partial_lse"} <= names
+    assert not set(DECODE.derived) & {field.name for field in DECODE.struct.fields}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from samples import ROOT
 
 from codegen import compiling
 from codegen.cache import Store
-from codegen.compiler_launcher import Compile, parse, run
+from codegen.compiler_launcher import Compile, included, parse, run
 
 # Writes "object of SOURCE with FLAGS" to what follows -o, a line to each of stdout and stderr, and a mark per call.
 COMPILER = """#!/bin/sh
@@ -53,7 +54,13 @@ class Workshop:
         return len(path.read_text().splitlines()) if path.is_file() else 0
 
     def compile(
-        self, *flags: str, environment: str = "env", output: Path | None = None, cached: bool = True, before: str = ""
+        self,
+        *flags: str,
+        environment: str = "env",
+        output: Path | None = None,
+        cached: bool = True,
+        before: str = "",
+        folders: Sequence[Path] = (),
     ) -> int:
         """Compiles the source by the launcher; returns the exit code."""
         words = [
@@ -66,7 +73,7 @@ class Workshop:
             "-c",
             str(self.source),
         ]
-        return run(words, environment, Store(self.root / "store") if cached else None)
+        return run(words, environment, Store(self.root / "store") if cached else None, folders)
 
 
 @pytest.fixture
@@ -147,6 +154,58 @@ def test_paths_alone_are_a_hit(case: str, shop: Workshop) -> None:
     assert shop.calls == 1
 
 
+# Headers: those of the source tree that a source includes, whichever way, and no others.
+
+
+def headers(root: Path, **texts: str) -> Path:
+    """A folder of headers, NAME.h with its text."""
+    root.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (root / f"{name}.h").write_text(text)
+    return root
+
+
+def test_the_headers_that_a_source_includes(shop: Workshop) -> None:
+    folder = headers(shop.root / "csrc", a='#include "b.h"\n', b="#pragma once\n#include <a.h>\n", c="int c;\n")
+    shop.source.write_text('#include "a.h"\n#include <cstdint>\n')
+    assert included(shop.source, [folder])[::2] == ["a.h", "b.h"]
+    shop.source.write_text('int x;  // #include "a.h"\n')
+    assert included(shop.source, [folder]) == []
+    # An include that the preprocessor might skip counts too.
+    shop.source.write_text('#if 0\n  #  include\t"c.h"\n#endif\n')
+    assert included(shop.source, [folder])[::2] == ["c.h"]
+
+
+def test_the_first_folder_that_has_a_header_is_taken(shop: Workshop) -> None:
+    first, second = headers(shop.root / "first", a="1"), headers(shop.root / "second", a="2", b="3")
+    shop.source.write_text('#include "a.h"\n#include "b.h"\n')
+    one, other = included(shop.source, [first, second]), included(shop.source, [second, first])
+    assert one[::2] == other[::2] == ["a.h", "b.h"]
+    assert one[1] != other[1] and one[3] == other[3]
+
+
+def test_a_changed_header_is_a_miss_where_it_is_included(shop: Workshop) -> None:
+    folder = headers(shop.root / "csrc", a='#include "b.h"\n', b="1", other="1")
+    shop.source.write_text('#include "a.h"\n')
+    assert shop.compile(folders=(folder,)) == 0
+    headers(folder, other="2")
+    assert shop.compile(folders=(folder,)) == 0
+    assert shop.calls == 1
+    headers(folder, b="2")
+    assert shop.compile(folders=(folder,)) == 0
+    assert shop.calls == 2
+    headers(folder, b="1")
+    assert shop.compile(folders=(folder,)) == 0
+    assert shop.calls == 2
+
+
+def test_a_tree_elsewhere_with_the_same_headers_is_a_hit(shop: Workshop) -> None:
+    shop.source.write_text('#include "a.h"\n')
+    assert shop.compile(folders=(headers(shop.root / "here", a="1"),)) == 0
+    assert shop.compile(folders=(headers(shop.root / "there", a="1"),)) == 0
+    assert shop.calls == 1
+
+
 def test_another_directory_is_a_hit(shop: Workshop) -> None:
     shop.compile()
     (shop.root / "elsewhere").mkdir()
@@ -206,6 +265,13 @@ def test_our_launcher_comes_first(users: str, words: list[str], tmp_path: Path) 
     ours = [sys.executable, "-m", "codegen.compiler_launcher", "--environment", "digest", "--cache", str(tmp_path), "--"]
     assert list_ == ours + words
     assert "--cache" not in compiling.launcher("digest", None, users).split(";")
+
+
+def test_where_the_trees_headers_lie_is_passed_on(tmp_path: Path) -> None:
+    folders = [tmp_path / "include", tmp_path / "c src"]
+    words = compiling.launcher("digest", None, "", folders).split(";")
+    assert words[words.index("--headers") + 1] == f"{tmp_path}/include:{tmp_path}/c src"
+    assert "--headers" not in compiling.launcher("digest", None, "").split(";")
 
 
 OTHER_USES = {

@@ -22,7 +22,7 @@ from codegen.lowered import Request
 from codegen.lowering import c_expression, check_version, nvcc_flags
 from codegen.tilelang_python import LOWERED, TileLang, Worker
 
-REQUEST = Request("sample", "prefill", 512, 64, 8, "split", "sm_90a", "0.0.0")
+REQUEST = Request("sample", "prefill", "", 512, 64, 8, "split", "sm_90a", "0.0.0")
 
 
 # nvcc flags

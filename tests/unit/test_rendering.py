@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
-from samples import ARCH, GOLDEN, context, entry, lowered, table
+from samples import ARCH, DECODE_FAMILY, GOLDEN, context, entry, lowered, table
 
 from codegen import abi, rendering
 from codegen.abi import CType, Field, Memory
+from codegen.abi.prefill import PREFILL
 from codegen.errors import OutputError
 from codegen.lowered import Param
 from codegen.rendering import FileWriter, Unit
@@ -80,10 +81,10 @@ def test_the_version_is_the_tables(surface: str) -> None:
     assert "7.8.9" not in SURFACES[surface](older)
 
 
-def with_field(monkeypatch: pytest.MonkeyPatch, field: Field) -> abi.Entry:
+def with_field(monkeypatch: pytest.MonkeyPatch, field: Field) -> abi.FamilyEntry:
     """The sample entry whose struct has one more field."""
-    struct = replace(abi.PREFILL.struct, fields=(*abi.PREFILL.struct.fields, field))
-    changed = replace(abi.PREFILL, struct=struct)
+    struct = replace(PREFILL.struct, fields=(*PREFILL.struct.fields, field))
+    changed = replace(PREFILL, struct=struct)
     monkeypatch.setattr(abi, "OPERATION_ABIS", {"prefill": changed})
     return entry()
 
@@ -141,18 +142,152 @@ def test_an_unlimited_field_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_stub_has_the_checks_and_no_launch() -> None:
     full = rendering.entry_source(context(), entry(), [lowered()])
     stub = rendering.entry_source(context(tier="stub"), entry(), [])
-    assert "launch_sample_prefill_g8_split(*args, values)" in full
+    assert "return launch_sample_prefill_g8_split(args, values);" in full
+    assert "if (int code = run_stage_1(*args, values)) return code;" in full
     assert "cuda" not in stub
+    assert "run_stage" not in stub
     assert "launch_" not in stub
     assert "TILEPRESS_STUB" in stub
     assert "TILEPRESS_STUB" not in full
-    checks = slice(full.index("int check_numbers"), full.index("}  // namespace"))
+    checks = slice(full.index("int check_numbers"), full.index("int run_stage_1"))
     assert full[checks] in stub
 
 
 def test_shared_memory_is_the_largest_need() -> None:
     kernels = [lowered(dynamic_shared_bytes=n) for n in (1000, 50000, 2000)]
     assert "{ 9, 0, 51024 }" in rendering.entry_source(context(), entry(), kernels)
+
+
+# Operations of several kernels
+
+
+@pytest.fixture
+def decode() -> abi.FamilyEntry:
+    """The entry of a decode family with two groups and both page formats."""
+    row = DECODE_FAMILY | {"groups": [4, 8], "formats": ["split", "folded"]}
+    return abi.family_entries(table(row))[0]
+
+
+def stage(text: str, number: int) -> str:
+    """The text of the function that runs a stage."""
+    start = text.index(f"int run_stage_{number}(")
+    return text[start : text.index("\n}\n", start)]
+
+
+def test_stages_run_in_launch_order(decode: abi.FamilyEntry) -> None:
+    text = rendering.entry_source(context(), decode, [lowered()])
+    call = text[text.index('extern "C"') :]
+    first, second = (call.index(f"if (int code = run_stage_{n}(*args, values)) return code;") for n in (1, 2))
+    assert first < second < call.index("return TILEPRESS_OK;\n}", second)
+    assert "run_stage_3" not in text
+
+
+def test_a_stage_of_instances_picks_by_format_and_group(decode: abi.FamilyEntry) -> None:
+    text = stage(rendering.entry_source(context(), decode, [lowered()]), 1)
+    for page_format in ("split", "folded"):
+        for group in (4, 8):
+            assert (
+                f"  if (args.page_format == TILEPRESS_PAGE_FORMAT_{page_format.upper()} && "
+                f"args.num_q_heads == {group} * args.num_kv_heads)\n"
+                f"    return launch_sample_decode_partial_g{group}_{page_format}(args, values);\n"
+            ) in text
+    assert text.count("return launch_") == 4
+    assert "return fail(TILEPRESS_UNSUPPORTED," in text
+
+
+def test_a_stage_of_the_family_is_launched_as_it_is(decode: abi.FamilyEntry) -> None:
+    text = stage(rendering.entry_source(context(), decode, [lowered()]), 2)
+    assert text.partition("{\n")[2] == "  return launch_sample_decode_merge(args, values);"
+
+
+def test_launchers_of_every_stage_are_declared(decode: abi.FamilyEntry) -> None:
+    text = rendering.launchers_header(decode)
+    assert '#include "decode.h"' in text
+    for name in ("partial_g4_split", "partial_g8_split", "partial_g4_folded", "partial_g8_folded", "merge"):
+        assert f"int launch_sample_decode_{name}(const tilepress_decode_args &args, const DecodeLaunch &values);" in text
+    assert text.count("int launch_") == 5
+
+
+def test_the_parts_of_a_plan_are_launch_values(decode: abi.FamilyEntry) -> None:
+    kernel = lowered(
+        params=(Param("plan_items", "pointer", "int32"), Param("row_offset", "scalar", "int32")),
+        tensor_maps=(),
+        grid=("(group * 4)", "num_kv_heads", "max_batch"),
+        symbols=("group", "max_batch", "num_kv_heads"),
+    )
+    text = rendering.kernel_source(decode, kernel)
+    for line in (
+        "const auto plan_items = values.plan_items;",
+        "const auto row_offset = args.row_offset;",
+        "const auto group = values.group;",
+        "const auto max_batch = values.max_batch;",
+        "const auto num_kv_heads = args.num_kv_heads;",
+        "config.gridDim = dim3((group * 4), num_kv_heads, max_batch);",
+        "cudaLaunchKernelEx(&config, kernel, pointer_to<int>(plan_items), row_offset)",
+    ):
+        assert line in text
+
+
+def test_the_launch_struct_is_the_operations() -> None:
+    assert rendering.launch_struct(entry()) == "PrefillLaunch"
+    row = {"operation": "sliding_prefill", "layer": "sliding", "head_dim": 256}
+    assert rendering.launch_struct(entry(**row)) == "SlidingPrefillLaunch"
+
+
+# Hand-written entries
+
+HAND_WRITTEN = {entry.short_name: entry for entry in abi.hand_written(table(DECODE_FAMILY))}
+
+
+def test_a_hand_written_entry_checks_and_runs_its_body() -> None:
+    text = rendering.hand_written_source(context(DECODE_FAMILY), HAND_WRITTEN["decode_plan"])
+    assert 'extern "C" int tilepress_decode_plan(const tilepress_decode_plan_args *args) {' in text
+    for line in (
+        "if (args->struct_size != sizeof *args)",
+        "if (args.max_batch < 1)",
+        "if (args.max_batch > 65535)",
+        "if (args.window > 536870912)",
+        "if (reinterpret_cast<uintptr_t>(args.plan) % 4 != 0)",
+        "if (args.kv_len == nullptr && args.batch > 0)",
+        "if (args.plan == nullptr)",
+    ):
+        assert line in text
+    assert "args.kv_origin == nullptr" not in text
+    assert "return run_decode_plan(kEntry, *args);" in text
+    # Host code: it makes no CUDA call, so it needs no device and a stub runs it.
+    assert "check_device" not in text
+    assert rendering.hand_written_source(context(DECODE_FAMILY, tier="stub"), HAND_WRITTEN["decode_plan"]) == text
+
+
+def test_a_hand_written_kernel_asks_for_its_device() -> None:
+    text = rendering.hand_written_source(context(), HAND_WRITTEN["merge_states"])
+    body = text[text.index('extern "C"') :]
+    steps = (
+        "args->struct_size",
+        "check_numbers(*args)",
+        "check_aligned(*args)",
+        "check_merge_states(kEntry, *args)",
+        "if (args->num_rows == 0) return TILEPRESS_OK;",
+        "check_present(*args)",
+        "check_device(kEntry, { 9, 0, 0 })",
+        "return run_merge_states(kEntry, *args);",
+    )
+    assert sorted(steps, key=body.index) == list(steps)
+
+
+def test_a_stub_of_a_hand_written_kernel_refuses() -> None:
+    text = rendering.hand_written_source(context(tier="stub"), HAND_WRITTEN["merge_states"])
+    assert "TILEPRESS_STUB" in text
+    assert "check_merge_states(kEntry, *args)" in text
+    assert "run_merge_states" not in text
+    assert "cuda" not in text
+
+
+def test_the_bodies_are_declared() -> None:
+    text = rendering.hand_written_header(table(DECODE_FAMILY))
+    for name in HAND_WRITTEN:
+        assert f"int run_{name}(const char *entry, const tilepress_{name}_args &args);" in text
+    assert text.count("int run_") == 3
 
 
 # Single pieces

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import COMMITTED, DELETED, FAMILY, ROOT, raw
+from samples import COMMITTED, DECODE_FAMILY, DELETED, FAMILY, ROOT, raw
 
 from codegen import table
 from codegen.errors import TableError
@@ -46,19 +46,82 @@ def test_models_are_gemma4s(committed: Table) -> None:
     assert found == MODELS
 
 
-def test_every_group_of_a_global_layer_is_compiled(committed: Table) -> None:
-    (family,) = committed.family
-    assert family.entry == "tilepress_global_prefill"
-    assert {group for _, (*_, group), _ in MODELS.values()} == {4, 8, 16} == set(family.groups)
+# Operation, layer, head_dim, groups and formats of every row.
+FAMILIES = {
+    "tilepress_global_prefill": ("prefill", "global", 512, (4, 8, 16), ("split", "folded")),
+    "tilepress_global_decode": ("decode", "global", 512, (4, 8, 16), ("split", "folded")),
+    "tilepress_sliding_prefill": ("sliding_prefill", "sliding", 256, (2, 4, 8), ("split",)),
+    "tilepress_sliding_decode": ("decode", "sliding", 256, (2, 4, 8), ("split",)),
+}
 
 
-def test_instances_and_their_names(committed: Table) -> None:
-    (family,) = committed.family
-    assert [(i.name, i.group, i.page_format) for i in family.instances] == [
-        ("global_prefill_g4_split", 4, "split"),
-        ("global_prefill_g8_split", 8, "split"),
-        ("global_prefill_g16_split", 16, "split"),
+def test_the_families(committed: Table) -> None:
+    found = {f.entry: (f.operation, f.layer, f.head_dim, f.groups, f.formats) for f in committed.family}
+    assert found == FAMILIES
+    assert all(f.page_size == 64 and f.tma for f in committed.family)
+
+
+def test_every_group_of_every_layer_is_compiled() -> None:
+    assert {group for _, (*_, group), _ in MODELS.values()} == {4, 8, 16}
+    assert {group for _, _, (*_, group) in MODELS.values()} == {2, 4, 8}
+    for operation, layer, _, groups, _ in FAMILIES.values():
+        assert set(groups) == ({4, 8, 16} if layer == "global" else {2, 4, 8}), operation
+
+
+def test_instances(committed: Table) -> None:
+    """Formats outside, groups inside, in the row's order."""
+    instances = {f.name: [(i.group, i.page_format) for i in f.instances] for f in committed.family}
+    assert instances["sliding_decode"] == [(2, "split"), (4, "split"), (8, "split")]
+    assert instances["global_prefill"] == [
+        (4, "split"),
+        (8, "split"),
+        (16, "split"),
+        (4, "folded"),
+        (8, "folded"),
+        (16, "folded"),
     ]
+
+
+# The kernels of each family, in launch order.
+KERNELS = {
+    "global_prefill": [
+        "global_prefill_g4_split",
+        "global_prefill_g8_split",
+        "global_prefill_g16_split",
+        "global_prefill_g4_folded",
+        "global_prefill_g8_folded",
+        "global_prefill_g16_folded",
+    ],
+    "global_decode": [
+        "global_decode_partial_g4_split",
+        "global_decode_partial_g8_split",
+        "global_decode_partial_g16_split",
+        "global_decode_partial_g4_folded",
+        "global_decode_partial_g8_folded",
+        "global_decode_partial_g16_folded",
+        "global_decode_merge",
+    ],
+    "sliding_prefill": ["sliding_prefill_g2_split", "sliding_prefill_g4_split", "sliding_prefill_g8_split"],
+    "sliding_decode": [
+        "sliding_decode_partial_g2_split",
+        "sliding_decode_partial_g4_split",
+        "sliding_decode_partial_g8_split",
+        "sliding_decode_merge",
+    ],
+}
+
+
+def test_kernels_and_their_names(committed: Table) -> None:
+    assert {family.name: [kernel.name for kernel in family.kernels] for family in committed.family} == KERNELS
+
+
+def test_a_stage_that_serves_a_family_has_no_instance(committed: Table) -> None:
+    """The merge reads partial results, not the pool: neither the group nor the page format, and no bulk copy."""
+    merges = [k for family in committed.family for k in family.kernels if k.stage.name == "merge"]
+    assert [(k.family.name, k.group, k.page_format) for k in merges] == [("global_decode", 0, ""), ("sliding_decode", 0, "")]
+    assert [(k.stage.per_instance, k.stage.tma) for k in merges] == [(False, False)] * 2
+    others = [k for family in committed.family for k in family.kernels if k not in merges]
+    assert all(k.stage.per_instance and k.stage.tma and k.group and k.page_format for k in others)
 
 
 def test_arch_is_an_h200(committed: Table) -> None:
@@ -125,16 +188,29 @@ BAD: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"family__0__groups": [4, 3]},
         (FIRST_FAMILY, "'groups'", "group 3", "global query heads of no [[model]] (8, 16, 32)", "1, 2, 4, 8, 16, 32"),
     ),
+    # The decode's accumulators hold 16 heads; the windowed prefill's tiles hold two heads of a group.
+    "group above the decode's": (
+        {"family__1__groups": [32]},
+        ("[[family]] 'global_decode'", "'groups'", "group 32", "allowed: 1, 2, 4, 8, 16"),
+    ),
+    "odd group of the windowed prefill": (
+        {"family__2__groups": [1]},
+        ("[[family]] 'sliding_prefill'", "'groups'", "group 1", "allowed: 2, 4, 8, 16, 32"),
+    ),
     "group above the kernel's": ({"family__0__groups": [64]}, (FIRST_FAMILY, "group 64", "allowed: 1, 2, 4, 8, 16, 32")),
     "duplicate group": ({"family__0__groups": [4, 8, 4]}, (FIRST_FAMILY, "'groups'", "twice", "[4, 8, 4]")),
     "duplicate format": ({"family__0__formats": ["split", "split"]}, (FIRST_FAMILY, "'formats'", "twice")),
+    "folded windowed prefill": (
+        {"family__2__formats": ["folded"]},
+        ("[[family]] 'sliding_prefill'", "'formats'", "'folded'", "allowed: split."),
+    ),
     "page that is not the tile": ({"family__0__page_size": 128}, (FIRST_FAMILY, "'page_size'", "128", "allowed: 64")),
     "head_dim without a kernel": ({"family__0__head_dim": 256}, (FIRST_FAMILY, "'head_dim'", "256", "allowed: 512")),
     "unknown operation": (
         {"family__0__operation": "prefil"},
-        (FIRST_FAMILY, "'operation'", "'prefil'", "allowed: prefill"),
+        (FIRST_FAMILY, "'operation'", "'prefil'", "allowed: prefill, sliding_prefill, decode."),
     ),
-    "unknown format": ({"family__0__formats": ["packed"]}, (FIRST_FAMILY, "'formats'", "'packed'", "allowed: split")),
+    "unknown format": ({"family__0__formats": ["packed"]}, (FIRST_FAMILY, "'formats'", "'packed'", "allowed: split, folded.")),
     "two families of one name": ({"family": [FAMILY, FAMILY]}, ("[[family]] 'sample_prefill'", "'name'", "unique")),
     "two models of one name": ({"model__1__name": "gemma4-e2b"}, (FIRST_MODEL, "'name'", "unique")),
     "two archs of one name": ({"arch": COMMITTED["arch"] * 2}, (FIRST_ARCH, "'name'", "unique")),
@@ -175,6 +251,11 @@ TAKEN = {
     "a hand-written unit": ("error", ("[[family]] 'error'", "'name'")),
     "another hand-written unit": ("cuda_host", ("[[family]] 'cuda_host'", "'name'")),
     "a generated unit": ("library", ("[[family]] 'library'", "'name'")),
+    "a function of the pool": ("pool_bytes", ("[[family]] 'pool_bytes'", "'name'")),
+    "a hand-written entry": ("merge_states", ("[[family]] 'merge_states'", "'name'")),
+    "a companion of an operation": ("decode_plan_size", ("[[family]] 'decode_plan_size'", "'name'")),
+    "a hand-written entry's body": ("decode_plan_body", ("[[family]] 'decode_plan_body'", "'name'")),
+    "a generated header": ("page_formats", ("[[family]] 'page_formats'", "'name'")),
     "a generated file": ("python", ("[[family]] 'python'", "'name'")),
     "the archive's own object": ("tilepress", ("[[family]] 'tilepress'", "'name'")),
 }
@@ -194,9 +275,27 @@ def test_a_family_named_like_anothers_instance_is_refused() -> None:
     assert "wide_g8_split" in message
 
 
-def test_a_second_family_is_a_row() -> None:
-    second = table.parse(raw(family=[*COMMITTED["family"], FAMILY]), "families.toml")
-    assert [family.entry for family in second.family] == ["tilepress_global_prefill", "tilepress_sample_prefill"]
+@pytest.mark.parametrize("name", ["wide_merge", "wide_partial_g8_split"])
+def test_a_family_named_like_anothers_stage_is_refused(name: str) -> None:
+    message = refusal(raw(family=[DECODE_FAMILY | {"name": "wide"}, FAMILY | {"name": name}]))
+    assert f"'{name}' is already the name" in message
+
+
+def test_every_name_of_the_library_is_taken() -> None:
+    """What a build makes besides its families: functions, entries, units, generated files."""
+    from codegen import abi, rendering
+
+    committed = table.load(ROOT / "families.toml")
+    names = {function.name.removeprefix("tilepress_") for function in abi.FUNCTIONS}
+    for entry in abi.hand_written(committed):
+        names |= {entry.short_name, f"{Path(entry.source).stem}_body"}
+    names |= {Path(name).stem for name in (*rendering.HOST_SOURCES, *rendering.CUDA_HOST_SOURCES)}
+    assert names <= table.TAKEN_NAMES
+
+
+def test_another_family_is_a_row() -> None:
+    more = table.parse(raw(family=[*COMMITTED["family"], FAMILY]), "families.toml")
+    assert [family.entry for family in more.family] == [*FAMILIES, "tilepress_sample_prefill"]
 
 
 def test_parse_does_not_change_its_input() -> None:
@@ -264,7 +363,7 @@ def test_an_unknown_arch_lists_the_known(committed: Table, name: str) -> None:
 
 
 def test_an_unknown_family_lists_the_known() -> None:
-    two = table.parse(raw(family=[*COMMITTED["family"], FAMILY]), "families.toml")
+    two = table.parse(raw(family=[COMMITTED["family"][0], FAMILY]), "families.toml")
     with pytest.raises(TableError) as caught:
         two.select(["global_prefill", "prefill"])
     assert "unknown family 'prefill'; known: global_prefill, sample_prefill" in str(caught.value)
@@ -272,7 +371,7 @@ def test_an_unknown_family_lists_the_known() -> None:
 
 
 def test_select_keeps_the_tables_order_and_everything_else() -> None:
-    two = table.parse(raw(family=[*COMMITTED["family"], FAMILY]), "families.toml")
+    two = table.parse(raw(family=[COMMITTED["family"][0], FAMILY]), "families.toml")
     one = two.select(["sample_prefill"])
     assert [family.name for family in one.family] == ["sample_prefill"]
     assert (one.model, one.arch, one.library) == (two.model, two.arch, two.library)

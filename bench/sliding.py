@@ -1,0 +1,79 @@
+"""The windowed prefill: query rows at the end of requests whose fronts are released, in short bursts and long ones."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from bench.inputs import Batch, Geometry, build, released
+from bench.library import prefill_fields
+from bench.loads import Prompts
+from bench.measure import Timing, refuse_zeros, time_bursts
+from bench.outputs import Outputs, make_outputs
+from bench.reference import OUT_TOLERANCE, attention, out_error
+
+SETS = 2  # disjoint pools, queries and outputs, used in turn
+REST = 0.3  # seconds before a burst
+COLD, HOT = 8, 200  # launches of a burst
+HOT_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """One set of prompts. window: tokens that a row sees. cold, hot: a call in a burst of COLD and HOT launches. flop: useful
+    floating-point operations a call. error: out against the fp32 reference."""
+
+    geometry: Geometry
+    prompts: Prompts
+    window: int
+    cold: Timing
+    hot: Timing
+    flop: int
+    error: float
+
+
+def useful_flop(geometry: Geometry, prompts: Prompts, window: int) -> int:
+    """Two products of head_dim for each visible pair of a query and a key, two operations each; no masked pairs."""
+    pairs = sum(min(window, position + 1) for position in range(prompts.context - prompts.rows, prompts.context))
+    return 4 * geometry.q_heads * geometry.head_dim * prompts.batch * pairs
+
+
+def measure(library: ModuleType, geometry: Geometry, prompts: Prompts, window: int, *, repeats: int) -> Result:
+    """Times a prefill and checks what was timed.
+
+    Raises ValueError for data that would flatter and ArithmeticError for a result that is wrong.
+    """
+    sets = [_inputs(geometry, prompts, window, seed) for seed in range(SETS)]
+    host = sets[0][0].q_indptr.cpu()  # every set's is the same
+    calls = [
+        functools.partial(
+            library.sliding_prefill,
+            **prefill_fields(batch, outputs, lse=False, status=False, q_indptr_host=host),
+        )
+        for batch, outputs in sets
+    ]
+    cold = time_bursts(calls, launches=COLD, rest=REST, repeats=repeats)
+    hot = time_bursts(calls, launches=HOT, rest=REST, repeats=HOT_REPEATS)
+    error = max(_error(batch, outputs) for batch, outputs in sets)
+    if not error <= OUT_TOLERANCE:
+        raise ArithmeticError(f"{prompts}: out is {error:.5f} off the fp32 reference; allowed {OUT_TOLERANCE}")
+    return Result(geometry, prompts, window, cold, hot, useful_flop(geometry, prompts, window), error)
+
+
+def _inputs(geometry: Geometry, prompts: Prompts, window: int, seed: int) -> tuple[Batch, Outputs]:
+    requests = [released(prompts.rows, prompts.context, window - 1)] * prompts.batch
+    batch = build(geometry, requests, device=torch.device("cuda"), seed=seed, tail_rows=0, window_left=window - 1)
+    refuse_zeros("q", batch.q)
+    first = int(batch.page_ids[0]) * geometry.rows_per_page + geometry.layer_row
+    refuse_zeros("the pool", batch.pool[first : first + geometry.page_size])
+    return batch, make_outputs(batch)
+
+
+def _error(batch: Batch, outputs: Outputs) -> float:
+    """Of a few rows: the first and last, both sides of a tile's edge, and one in the middle."""
+    last = batch.q_rows - 1
+    expected = attention(batch, sorted({row for row in (0, 63, 64, last // 2, last) if row <= last}))
+    return out_error(outputs.out[expected.rows], expected.out)
