@@ -128,8 +128,9 @@ def test_manifest_of_a_full_build(library: Path) -> None:
     for kernel, group in zip(manifest["kernels"], (4, 8, 16), strict=True):
         assert kernel["grid"] == [str(group), "q_tiles", "num_kv_heads"]
         assert kernel["block"] == [384, 1, 1]
-        # Q 64 KB, K 64 KB, V two halves of 32 KB.
-        assert kernel["dynamic_shared_bytes"] == (64 + 64 + 2 * 32) * 1024
+        assert kernel["cluster"] == [2, 1, 1]
+        # Q 64 KB, K 64 KB, V two halves of 32 KB, P of two tiles 8 KB each, four floats a row.
+        assert kernel["dynamic_shared_bytes"] == (64 + 64 + 2 * 32 + 2 * 8) * 1024 + 4 * 64 * 4
         # 384 threads of 168 fill the 65,536 registers of a block, which setmaxnreg deals out again as 2 * 240 + 24.
         assert kernel["registers"] == 168
         assert kernel["spill_store_bytes"] == kernel["spill_load_bytes"] == kernel["stack_bytes"] == 0

@@ -371,7 +371,7 @@ def test_what_is_launched(real: Library, library: Path) -> None:
     # Request 0 owns the tiles 0 and 1; request 1 starts at 65 // 64 + 1 = 2 and owns 2 and 3.
     assert list(real.fake("grid", ctypes.c_uint * 3)) == [8, 4, 4]
     assert list(real.fake("block", ctypes.c_uint * 3)) == [384, 1, 1]
-    assert real.fake("dynamic_shared", ctypes.c_size_t).value == 196608
+    assert real.fake("dynamic_shared", ctypes.c_size_t).value == 214016
     assert real.fake("stream", ctypes.c_void_p).value == 0xABC0
     assert scalars(real, library, 8) == {
         "batch": 2,
