@@ -68,7 +68,8 @@ class Lowered:
 
     source: the CUDA text. kernel: its __global__ entry. grid: three C expressions over launch values. block: threads.
     dynamic_shared_bytes: dynamic shared memory a block. symbols: the launch values that the expressions name.
-    nvcc_flags: what the kernel must be compiled with to equal its JIT twin. log: what TileLang said while lowering.
+    nvcc_flags: what the kernel must be compiled with to equal its JIT twin. cluster: blocks of a cluster along each axis of the
+    grid. log: what TileLang said while lowering.
     """
 
     name: str
@@ -82,7 +83,13 @@ class Lowered:
     symbols: tuple[str, ...]
     nvcc_flags: tuple[str, ...]
     tilelang: str
+    cluster: tuple[int, int, int] = (1, 1, 1)
     log: str = ""
+
+    @property
+    def clustered(self) -> bool:
+        """Whether blocks are launched in clusters of more than one."""
+        return self.cluster != (1, 1, 1)
 
     @property
     def bound_names(self) -> frozenset[str]:

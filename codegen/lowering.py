@@ -57,7 +57,9 @@ SCALARS = frozenset({"int32", "int64", "float32"})
 ELEMENTS = frozenset({"bfloat16", "float32", "int32"})
 GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 BLOCK = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
+CLUSTER = ("tir.cluster_dim_x", "tir.cluster_dim_y", "tir.cluster_dim_z")
 DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
+LAUNCH_PARAMS = (*CLUSTER, *GRID, *BLOCK, DYNAMIC_SHARED)
 
 
 def _fast_math(value: Any) -> list[str]:
@@ -156,9 +158,9 @@ def facts(name: str, artifact: Any, flags: tuple[str, ...], tilelang: str, log: 
     if len(launches) != 1:
         raise LoweringError(f"{name}: the host module launches {kernel} {len(launches)} times; expected once.")
     launch_params = [str(param) for param in function.attrs["tirx.kernel_launch_params"]]
-    unknown = [param for param in launch_params if param not in (*GRID, *BLOCK, DYNAMIC_SHARED)]
+    unknown = [param for param in launch_params if param not in LAUNCH_PARAMS]
     if unknown:
-        raise LoweringError(f"{name}: launch parameters {unknown} are unknown; known: {(*GRID, *BLOCK, DYNAMIC_SHARED)}.")
+        raise LoweringError(f"{name}: launch parameters {unknown} are unknown; known: {LAUNCH_PARAMS}.")
     params = _params(name, function, {tensor_map.name for tensor_map in maps})
     launch = launches[0]
     arguments, values = launch[: len(params)], launch[len(params) :]
@@ -168,6 +170,7 @@ def facts(name: str, artifact: Any, flags: tuple[str, ...], tilelang: str, log: 
     symbols: set[str] = set()
     grid = [c_expression(geometry.get(axis, 1), symbols) for axis in GRID]
     block = [_constant(name, geometry.get(axis, 1)) for axis in BLOCK]
+    cluster = _cluster(name, geometry, function.attrs)
     for args in calls.get("__tvm_tensormap_create_tiled", []):
         for argument in args[4:]:
             c_expression(argument, symbols)
@@ -179,12 +182,22 @@ def facts(name: str, artifact: Any, flags: tuple[str, ...], tilelang: str, log: 
         tensor_maps=maps,
         grid=(grid[0], grid[1], grid[2]),
         block=(block[0], block[1], block[2]),
+        cluster=cluster,
         dynamic_shared_bytes=_constant(name, geometry.get(DYNAMIC_SHARED, 0)),
         symbols=tuple(sorted(symbols)),
         nvcc_flags=flags,
         tilelang=tilelang,
         log=log,
     )
+
+
+def _cluster(name: str, geometry: Mapping[str, Any], attrs: Mapping[str, Any]) -> tuple[int, int, int]:
+    """CTAs of a cluster along each axis, on which the launch and the kernel's attribute must agree; 1 where neither has any."""
+    launched = [_constant(name, geometry.get(axis, 1)) for axis in CLUSTER]
+    declared = [_constant(name, dim) for dim in attrs["cluster_dims"]] if "cluster_dims" in attrs else [1, 1, 1]
+    if launched != declared:
+        raise LoweringError(f"{name}: launched in clusters of {launched}, but the kernel declares {declared}.")
+    return (launched[0], launched[1], launched[2])
 
 
 def _params(name: str, function: Any, map_names: set[str]) -> tuple[Param, ...]:

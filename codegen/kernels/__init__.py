@@ -57,6 +57,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
                 key_tile=64,
                 formats=("split", "folded"),
                 max_group=32,
+                group_multiple=2,
             ),
             Operation(
                 name="sliding_prefill",

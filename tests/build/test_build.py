@@ -180,8 +180,13 @@ def test_manifest_of_a_full_build(library: Path) -> None:
         name: [threads, 1, 1] for name, (_, threads) in KERNELS.items()
     }
     assert len(manifest["kernels"]) == len(KERNELS)
-    # Q 64 KB, K 64 KB, V two halves of 32 KB; folded: the rotated chunks two stages of 16 KB, V two stages of 64 KB.
-    assert {k["dynamic_shared_bytes"] for name, k in kernels.items() if name.startswith("global_prefill")} == {196608, 229376}
+    # Q 64 KB and four floats a row. Split: K 64 KB, V two halves of 32 KB, P of two tiles 8 KB each. Folded: two tiles of 80 KB.
+    assert {k["dynamic_shared_bytes"] for name, k in kernels.items() if name.startswith("global_prefill")} == {
+        (64 + 64 + 2 * 32 + 2 * 8) * 1024 + 4 * 64 * 4,
+        (64 + 2 * 80) * 1024 + 4 * 64 * 4,
+    }
+    for name, kernel in kernels.items():
+        assert kernel["cluster"] == ([2, 1, 1] if name.startswith("global_prefill") else [1, 1, 1])
     for name, kernel in kernels.items():
         if "prefill" in name:
             # 384 threads of 168 fill the 65,536 registers of a block, which setmaxnreg deals out again as 2 * 240 + 24.

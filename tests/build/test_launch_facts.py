@@ -89,12 +89,14 @@ def test_a_build_lowers_as_the_process_does(library: Path, kernel: Lowered) -> N
 
 
 def test_launch(kernel: Lowered) -> None:
-    # T.Kernel(group, q_tiles, num_kv_heads, threads=3 * 128); Q 64 KB, K 64 KB, V two halves of 32 KB.
+    # T.Kernel(group, q_tiles, num_kv_heads, threads=3 * 128, cluster_dims=(2, 1, 1)); Q 64 KB, K 64 KB, V two halves of 32 KB,
+    # P of two tiles 8 KB each, four floats a row.
     assert kernel.name == "global_prefill_g8_split"
     assert kernel.kernel == "global_prefill_g8_split_kernel"
     assert kernel.grid == ("8", "q_tiles", "num_kv_heads")
     assert kernel.block == (384, 1, 1)
-    assert kernel.dynamic_shared_bytes == 196608
+    assert kernel.cluster == (2, 1, 1)
+    assert kernel.dynamic_shared_bytes == 214016
     assert kernel.nvcc_flags == ("--use_fast_math",)
     assert kernel.tilelang == "0.1.15"
     assert kernel.symbols == ("num_kv_heads", "pool_tiles", "q_rows", "q_tiles")

@@ -282,7 +282,7 @@ def test_what_is_launched(real: Library, library: Path) -> None:
     # Request 0 owns the tiles 0 and 1; request 1 starts at 65 // 64 + 1 = 2 and owns 2 and 3.
     assert list(launch.grid) == [8, 4, 4]
     assert list(launch.block) == [384, 1, 1]
-    assert launch.dynamic_shared == 196608
+    assert launch.dynamic_shared == 214016
     assert launch.stream == 0xABC0
     assert arguments(launch, kernel) == {
         "batch": 2,

@@ -128,6 +128,7 @@ RED: dict[str, list[Red]] = {
             subject(source=SOURCE.replace("  tl::tma_load", "  // tl::tma_load")),
             ("'q_desc'",),
         ),
+        Red("a call of another name", subject(source=SOURCE.replace("tma_load", "tma_load_reduce")), ("'q_desc'",)),
     ],
     "merge_barrier": [
         Red("no barrier", merge(READ, STORE), ("'p'", "no barrier", "(line 2)"), 3),
@@ -231,6 +232,7 @@ GREEN: dict[str, list[Green]] = {
     "bulk_copies": [
         Green("a load", subject()),
         Green("a store", subject(source=SOURCE.replace("tma_load", "tma_store"))),
+        Green("a load for a cluster", subject(source=SOURCE.replace("tma_load", "tma_load_multicast"))),
         Green("not asked for", subject(tma=False, tensor_maps=())),
     ],
     "merge_barrier": [

@@ -287,6 +287,57 @@ def test_an_instance_is_exactly_one_kernel(kernels: tuple[str, ...], count: int)
         lowering.facts("k", artifact(*kernels), (), "0.1.15", "")
 
 
+def launched(monkeypatch: pytest.MonkeyPatch, params: list[str], values: list[Any], **attrs: Any) -> Any:
+    """An artifact of one kernel without parameters, launched with `values` for the launch parameters `params`."""
+    monkeypatch.setattr(lowering, "_packed_calls", lambda module: {"k_kernel": [values]})
+    function = SimpleNamespace(params=[], attrs={"tirx.kernel_launch_params": params, **attrs})
+    named = [(SimpleNamespace(name_hint="k_kernel"), function)]
+    functions = SimpleNamespace(items=lambda: named)
+    return SimpleNamespace(device_mod=SimpleNamespace(functions=functions), host_mod=None, kernel_source="")
+
+
+GRID_AND_BLOCK = ["blockIdx.x", "threadIdx.x"]
+CLUSTER = ["tir.cluster_dim_x", "tir.cluster_dim_y", "tir.cluster_dim_z"]
+
+
+def test_a_launch_without_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = lowering.facts("k", launched(monkeypatch, GRID_AND_BLOCK, [N, IntImm(384)]), (), "0.1.15", "")
+    assert (found.grid, found.block, found.cluster) == (("n", "1", "1"), (384, 1, 1), (1, 1, 1))
+    assert not found.clustered
+
+
+def test_a_launch_in_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    dims = [IntImm(2), IntImm(1), IntImm(1)]
+    artifact = launched(monkeypatch, CLUSTER + GRID_AND_BLOCK, [*dims, N, IntImm(384)], cluster_dims=dims)
+    found = lowering.facts("k", artifact, (), "0.1.15", "")
+    assert (found.grid, found.block, found.cluster) == (("n", "1", "1"), (384, 1, 1), (2, 1, 1))
+    assert found.clustered
+
+
+@pytest.mark.parametrize(
+    ("params", "values", "attrs", "message"),
+    [
+        # The launch and the kernel's attribute disagree, or one of them is missing.
+        (CLUSTER, [IntImm(2), IntImm(1), IntImm(1)], {}, r"clusters of \[2, 1, 1\], but the kernel declares \[1, 1, 1\]"),
+        (
+            [],
+            [],
+            {"cluster_dims": [IntImm(2), IntImm(1), IntImm(1)]},
+            r"clusters of \[1, 1, 1\], but the kernel declares \[2, ",
+        ),
+        (CLUSTER, [IntImm(4), IntImm(1), IntImm(1)], {"cluster_dims": [IntImm(2), IntImm(1), IntImm(1)]}, "clusters of"),
+        (CLUSTER, [N, IntImm(1), IntImm(1)], {"cluster_dims": [IntImm(2), IntImm(1), IntImm(1)]}, "is not a constant"),
+        (["clusterIdx.x"], [IntImm(2)], {}, r"launch parameters \['clusterIdx.x'\] are unknown; known: "),
+    ],
+)
+def test_a_cluster_that_is_not_understood_is_refused(
+    monkeypatch: pytest.MonkeyPatch, params: list[str], values: list[Any], attrs: dict[str, Any], message: str
+) -> None:
+    artifact = launched(monkeypatch, params + GRID_AND_BLOCK, [*values, N, IntImm(384)], **attrs)
+    with pytest.raises(LoweringError, match=message):
+        lowering.facts("k", artifact, (), "0.1.15", "")
+
+
 # The worker's protocol
 
 

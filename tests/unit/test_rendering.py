@@ -347,6 +347,15 @@ def test_the_launcher_binds_fields_and_launch_values() -> None:
     assert "config.dynamicSmemBytes = 65536;" in text
 
 
+def test_a_launch_in_clusters_has_the_attribute() -> None:
+    text = rendering.kernel_source(entry(), lowered(cluster=(2, 1, 1)))
+    assert "cluster.id = cudaLaunchAttributeClusterDimension;" in text
+    for axis, ctas in (("x", 2), ("y", 1), ("z", 1)):
+        assert f"cluster.val.clusterDim.{axis} = {ctas};" in text
+    assert "config.attrs = &cluster;\n  config.numAttrs = 1;\n  return check_cuda(" in text
+    assert "cluster" not in rendering.kernel_source(entry(), lowered())
+
+
 def test_an_element_type_without_a_spelling_raises() -> None:
     with pytest.raises(UndefinedError):
         rendering.kernel_source(entry(), lowered(params=(Param("out", "pointer", "float16"),)))

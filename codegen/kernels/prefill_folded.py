@@ -1,0 +1,275 @@
+"""The prefill's CTA over folded rows, [K_rot 128 | V 512].
+
+A key tile is two halves of 40 KB. The left one is the first rotated chunk R0 and the value chunks V0 to V3, the right one R1
+and V4 to V7; a chunk is 64 columns, 8 KB. The scores' operand is R0 V1 V2 V3 | R1 V5 V6 V7; the left half of the output's
+columns comes of V0 to V3, the right half of V4 to V7.
+
+Schedule of a pair of tiles (2i, 2i + 1), even and odd warpgroup side by side:
+
+    even: S = Q K(2i); publish the maximum; P; O_left += P V_left(2i);   take the other's P: O_left += P V_left(2i + 1)
+    odd:  S = Q K(2i + 1); take the maximum; P; take the other's P: O_right += P V_right(2i);    O_right += P V_right(2i + 1)
+
+A warpgroup's own P is a register operand; the other's comes through shared memory. While one computes exponentials, the other's
+products keep the tensor cores busy.
+
+Shared memory, 230,400 bytes: Q 64 KB; the even and the odd tile 80 KB each; maxima and sums, four arrays of 64 floats.
+- The even tile's P goes into its R1, the odd tile's into its R0: the scores, the only reader, are done by then.
+- The output is staged in the even tile's V0 to V3 and the odd tile's V4 to V7, which only the warpgroup concerned reads.
+
+Barriers in shared memory. Each is used once a pair; use i completes the phase of parity i & 1.
+- full[4] of a tile: 0 counts the bytes of R0 V1 V2, 1 of V3 V0, 2 of R1 V5 V6 V7, 3 of V4, and one arrival of the CTA's loader.
+  CTA 0's loader copies for both CTAs; each CTA counts on its own barrier. The tile's scorer waits for 0, 1 and 2 before it
+  reads, and the odd warpgroup for both tiles' 3. Who reads what the other has waited for does so after a named barrier.
+- left_empty and right_empty of a tile: released by the even and the odd warpgroup, whose product is the last reader of that
+  half, one arrival a warp at both CTAs' barriers: 8 in all. The loader waits for parity (i & 1) ^ 1 before it fills the half,
+  so that the first wait passes. A half is released as soon as its product is done, before the next wait.
+- q_full: the bytes of Q and one arrival, once, only where there is a key tile to score.
+
+What the named barriers of prefill_pair order, in a pair: EVEN_MAX before the odd exponentials and before max_odd is written;
+EVEN_P before the odd warpgroup's first product; ODD_P before the even one's second, and before max_even is written again. The
+even R1 is loaded again only after right_empty, so after the odd warpgroup has read P there, and likewise the odd R0. No
+barrier is arrived at twice before it has been left: the even warpgroup passes ODD_P, which the odd one arrives at after it has
+left EVEN_MAX, and its next EVEN_P needs the even tile's next right half, which needs right_empty, which follows EVEN_P's wait.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+
+from codegen.formats import ROTATED
+from codegen.kernels.common import BF16, FP32, INT32, ROWS, WARP, WARPGROUP
+from codegen.kernels.prefill_pair import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    EVEN_MAX,
+    EVEN_OUT,
+    EVEN_P,
+    EVEN_SCORED,
+    EVEN_TOTAL,
+    HALF,
+    HEAD_DIM,
+    KEYS,
+    LOADER_REGISTERS,
+    MINUS_INF,
+    ODD_OUT,
+    ODD_P,
+    ODD_SCORED,
+    ODD_TOTAL,
+    READERS,
+    add_other_total,
+    decay,
+    exponentials,
+    hide,
+    load,
+    locate,
+    page_of,
+    release,
+    rescale,
+    write_lse,
+    write_out,
+)
+
+CHUNK = 64  # columns
+VALUES = 2 * ROTATED  # a row's first value column
+
+
+@T.macro
+def load_box(work, tile, start, column, columns, target, at, full, index):
+    """`columns` of a row from `column` on, into `target` from column `at` on."""
+    load(
+        work.pool[tile, start : start + KEYS, work.kv_head, column : column + columns],
+        target[:, at : at + columns],
+        full,
+        index,
+    )
+
+
+@T.macro
+def load_left(work, tile, start, rotated, values, full):
+    """R0 and V0 to V3, in the order in which they are read."""
+    load_box(work, tile, start, 0, ROTATED, rotated, 0, full, 0)
+    load_box(work, tile, start, VALUES + CHUNK, 2 * CHUNK, values, CHUNK, full, 0)
+    if work.tx == CONSUMERS:
+        T.barrier_arrive(full[0])
+    load_box(work, tile, start, VALUES + 3 * CHUNK, CHUNK, values, 3 * CHUNK, full, 1)
+    load_box(work, tile, start, VALUES, CHUNK, values, 0, full, 1)
+    if work.tx == CONSUMERS:
+        T.barrier_arrive(full[1])
+
+
+@T.macro
+def load_right(work, tile, start, rotated, values, full):
+    """R1 and V4 to V7."""
+    load_box(work, tile, start, ROTATED, ROTATED, rotated, 0, full, 2)
+    load_box(work, tile, start, VALUES + HALF + CHUNK, 3 * CHUNK, values, CHUNK, full, 2)
+    if work.tx == CONSUMERS:
+        T.barrier_arrive(full[2])
+    load_box(work, tile, start, VALUES + HALF, CHUNK, values, 0, full, 3)
+    if work.tx == CONSUMERS:
+        T.barrier_arrive(full[3])
+
+
+@T.macro
+def scores(s, q_s, left_rotated, left, right_rotated, right, full, parity):
+    """S = Q K^T, done: Q's columns [0, 64) and [256, 320) meet the rotated chunks."""
+    T.barrier_wait(full[0], parity)
+    T.wgmma_gemm(q_s[:, 0:ROTATED], left_rotated, s, transpose_B=True, clear_accum=True)
+    T.wgmma_gemm(q_s[:, ROTATED : 3 * CHUNK], left[:, CHUNK : 3 * CHUNK], s, transpose_B=True)
+    T.barrier_wait(full[1], parity)
+    T.wgmma_gemm(q_s[:, 3 * CHUNK : HALF], left[:, 3 * CHUNK : HALF], s, transpose_B=True)
+    T.barrier_wait(full[2], parity)
+    T.wgmma_gemm(q_s[:, HALF : HALF + ROTATED], right_rotated, s, transpose_B=True)
+    T.wgmma_gemm(q_s[:, HALF + ROTATED : HEAD_DIM], right[:, CHUNK:HALF], s, transpose_B=True)
+    T.wait_wgmma(0)
+
+
+@T.macro
+def cta(work: Any):
+    """The warp roles. `work` is the same in both CTAs of a cluster but for the head."""
+    q_s = T.alloc_shared([ROWS, HEAD_DIM], BF16)
+    even_r0 = T.alloc_shared([KEYS, ROTATED], BF16)
+    even_left = T.alloc_shared([KEYS, HALF], BF16)
+    even_r1 = T.alloc_shared([KEYS, ROTATED], BF16)
+    even_right = T.alloc_shared([KEYS, HALF], BF16)
+    odd_r0 = T.alloc_shared([KEYS, ROTATED], BF16)
+    odd_left = T.alloc_shared([KEYS, HALF], BF16)
+    odd_r1 = T.alloc_shared([KEYS, ROTATED], BF16)
+    odd_right = T.alloc_shared([KEYS, HALF], BF16)
+    max_even = T.alloc_shared([ROWS], FP32)
+    max_odd = T.alloc_shared([ROWS], FP32)
+    total_even = T.alloc_shared([ROWS], FP32)
+    total_odd = T.alloc_shared([ROWS], FP32)
+    q_full = T.alloc_barrier(1)
+    even_full = T.alloc_barrier([1] * 4)
+    odd_full = T.alloc_barrier([1] * 4)
+    left_empty = T.alloc_cluster_barrier([READERS] * 2)  # of the even tile, of the odd one
+    right_empty = T.alloc_cluster_barrier([READERS] * 2)
+    pairs = T.alloc_var(INT32)
+    pairs = (work.tiles + 1) // 2
+    T.cluster_sync()  # both CTAs' barriers are there
+    if work.tx >= CONSUMERS:
+        T.set_max_nreg(LOADER_REGISTERS, 0)
+        if work.tx < CONSUMERS + WARP:
+            tile = T.alloc_var(INT32)
+            start = T.alloc_var(INT32)
+            if pairs > 0:
+                T.tma_copy(work.q[work.row : work.row + ROWS, work.head, :], q_s, barrier=q_full, leader_scope_threads=WARP)
+                if work.tx == CONSUMERS:
+                    T.barrier_arrive(q_full)
+            for i in T.serial(pairs):
+                locate(work, 2 * i, work.tx == CONSUMERS, tile, start)
+                T.barrier_wait(left_empty[0], (i & 1) ^ 1)
+                load_left(work, tile, start, even_r0, even_left, even_full)
+                T.barrier_wait(right_empty[0], (i & 1) ^ 1)
+                load_right(work, tile, start, even_r1, even_right, even_full)
+                locate(work, 2 * i + 1, work.tx == CONSUMERS, tile, start)
+                T.barrier_wait(left_empty[1], (i & 1) ^ 1)
+                load_left(work, tile, start, odd_r0, odd_left, odd_full)
+                T.barrier_wait(right_empty[1], (i & 1) ^ 1)
+                load_right(work, tile, start, odd_r1, odd_right, odd_full)
+    elif work.tx < WARPGROUP:
+        T.set_max_nreg(CONSUMER_REGISTERS, 1)
+        if work.rows > 0:
+            s = T.alloc_fragment([ROWS, KEYS], FP32)
+            p = T.alloc_fragment([ROWS, KEYS], BF16)
+            o = T.alloc_fragment([ROWS, HALF], FP32)
+            m = T.alloc_fragment([ROWS], FP32)  # maximum of the raw scores up to the last odd tile
+            m_even = T.alloc_fragment([ROWS], FP32)  # and up to the even tile
+            alpha = T.alloc_fragment([ROWS], FP32)
+            total = T.alloc_fragment([ROWS], FP32)
+            partial = T.alloc_fragment([ROWS], FP32)
+            page = T.alloc_var(INT32)
+            T.fill(o, 0)
+            T.fill(total, 0)
+            T.fill(m, MINUS_INF)
+            if pairs > 0:
+                T.barrier_wait(q_full, 0)
+            for i in T.serial(pairs):
+                page = page_of(work, 2 * i)
+                scores(s, q_s, even_r0, even_left, even_r1, even_right, even_full, i & 1)
+                T.sync_threads(EVEN_SCORED, WARPGROUP)
+                hide(s, work, 2 * i, page)
+                T.reduce_max(s, m_even, dim=1, clear=True)
+                for a in T.Parallel(ROWS):
+                    m_even[a] = T.max(m_even[a], m[a])
+                T.copy(m_even, max_even)
+                T.named_barrier_arrive(EVEN_MAX, CONSUMERS)
+                exponentials(s, p, m_even, alpha, work.scale)
+                T.copy(p, even_r1)
+                T.fence_proxy_async()
+                T.named_barrier_arrive(EVEN_P, CONSUMERS)
+                decay(alpha, m, m_even, work.scale)
+                rescale(o, alpha)
+                T.wgmma_gemm(p, even_left, o)
+                T.reduce_sum(s, partial, dim=1)
+                for a in T.Parallel(ROWS):
+                    total[a] = total[a] * alpha[a] + partial[a]
+                T.wait_wgmma(0)
+                release(left_empty, 0, work.tx)
+                T.sync_threads(ODD_P, CONSUMERS)
+                T.copy(max_odd, m)
+                decay(alpha, m_even, m, work.scale)
+                for a in T.Parallel(ROWS):
+                    total[a] = total[a] * alpha[a]
+                rescale(o, alpha)
+                T.wgmma_gemm(odd_r0, odd_left, o)
+                T.wait_wgmma(0)
+                release(left_empty, 1, work.tx)
+            add_other_total(total, partial, total_even, total_odd, EVEN_TOTAL, ODD_TOTAL)
+            write_out(o, total, partial, even_left, EVEN_OUT, 0, work)
+            write_lse(m, total, work)
+    else:
+        T.set_max_nreg(CONSUMER_REGISTERS, 1)
+        if work.rows > 0:
+            s = T.alloc_fragment([ROWS, KEYS], FP32)
+            p = T.alloc_fragment([ROWS, KEYS], BF16)
+            o = T.alloc_fragment([ROWS, HALF], FP32)
+            m = T.alloc_fragment([ROWS], FP32)  # maximum of the raw scores up to the last odd tile
+            m_even = T.alloc_fragment([ROWS], FP32)  # up to the even tile
+            m_odd = T.alloc_fragment([ROWS], FP32)  # and up to the odd one
+            alpha = T.alloc_fragment([ROWS], FP32)
+            total = T.alloc_fragment([ROWS], FP32)
+            partial = T.alloc_fragment([ROWS], FP32)
+            page = T.alloc_var(INT32)
+            T.fill(o, 0)
+            T.fill(total, 0)
+            T.fill(m, MINUS_INF)
+            if pairs > 0:
+                T.barrier_wait(q_full, 0)
+            for i in T.serial(pairs):
+                page = page_of(work, 2 * i + 1)
+                scores(s, q_s, odd_r0, odd_left, odd_r1, odd_right, odd_full, i & 1)
+                T.sync_threads(ODD_SCORED, WARPGROUP)
+                hide(s, work, 2 * i + 1, page)
+                T.reduce_max(s, m_odd, dim=1, clear=True)
+                T.sync_threads(EVEN_MAX, CONSUMERS)
+                T.copy(max_even, m_even)
+                for a in T.Parallel(ROWS):
+                    m_odd[a] = T.max(m_odd[a], m_even[a])
+                exponentials(s, p, m_odd, alpha, work.scale)
+                T.copy(p, odd_r0)
+                T.copy(m_odd, max_odd)
+                T.fence_proxy_async()
+                T.named_barrier_arrive(ODD_P, CONSUMERS)
+                decay(alpha, m, m_even, work.scale)
+                rescale(o, alpha)
+                T.barrier_wait(even_full[3], i & 1)
+                T.sync_threads(EVEN_P, CONSUMERS)
+                T.wgmma_gemm(even_r1, even_right, o)
+                for a in T.Parallel(ROWS):
+                    total[a] = total[a] * alpha[a]
+                decay(alpha, m_even, m_odd, work.scale)
+                T.reduce_sum(s, partial, dim=1)
+                for a in T.Parallel(ROWS):
+                    total[a] = total[a] * alpha[a] + partial[a]
+                T.copy(m_odd, m)
+                T.barrier_wait(odd_full[3], i & 1)
+                T.wait_wgmma(0)
+                release(right_empty, 0, work.tx)
+                rescale(o, alpha)
+                T.wgmma_gemm(p, odd_right, o)
+                T.wait_wgmma(0)
+                release(right_empty, 1, work.tx)
+            add_other_total(total, partial, total_odd, total_even, ODD_TOTAL, EVEN_TOTAL)
+            write_out(o, total, partial, odd_right, ODD_OUT, HALF, work)
+    T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

@@ -1,0 +1,225 @@
+"""What the prefill's two page formats share: the softmax over pairs of key tiles, split between two warpgroups.
+
+The even warpgroup computes the scores of the even key tiles and the left half of the output's columns; the odd one the scores
+of the odd tiles and the right half. Each hands the other its P through shared memory. A row's maximum runs through the tiles in
+their order. Its sum is kept apart, over the even tiles by one and over the odd tiles by the other, and added at the end.
+
+An odd number of tiles is padded with one that lies past the pool's end, reads as zero and is masked whole: its P is zero and it
+moves no maximum.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tilelang.language as T
+
+from codegen.kernels.common import FP32, INT32, LN2, ROWS, WARP, WARPGROUP
+from codegen.status import BAD_PAGE_ID
+
+HEAD_DIM = 512  # what the shared-memory budgets are made for
+HALF = HEAD_DIM // 2  # output columns of a warpgroup
+KEYS = 64  # a tile, which is a page
+CLUSTER = 2  # CTAs that share every load of keys and values
+EVERY_CTA = (1 << CLUSTER) - 1  # as a multicast mask
+CONSUMERS = 2 * WARPGROUP  # threads
+READERS = CLUSTER * WARPGROUP // WARP  # warps that release a buffer: one warpgroup's, in every CTA
+CONSUMER_REGISTERS, LOADER_REGISTERS = 240, 24
+MINUS_INF = -T.infinity(FP32)
+
+# Named barriers, each with one use. The epilogue's are its own: a warpgroup may get there while the other has yet to leave the
+# loop's last barrier, and with a shared id the kernel hung.
+(
+    EVEN_SCORED,  # even, among itself: every warp has read the columns that P is about to take
+    ODD_SCORED,
+    EVEN_MAX,  # even to odd: the maximum up to the even tile is written
+    EVEN_P,  # even to odd: the even tile's P is written
+    ODD_P,  # odd to even: the odd tile's P and the maximum up to that tile are written
+    EVEN_P_READ,  # odd to even: the even tile's P may be written over (split rows only)
+    EVEN_TOTAL,  # even to odd: the even tiles' sums are written
+    ODD_TOTAL,
+    EVEN_OUT,  # even, among itself: around the staging of its output
+    ODD_OUT,
+) = range(1, 11)
+
+# Compiled in front of TileLang's text.
+PRELUDE = r"""
+#include <tl_templates/cuda/common.h>
+
+namespace tl {
+
+// TileLang's descriptor is a plain function of an address, so the compiler computes all of a loop's descriptors before the loop
+// and spills them, which costs 1,000 to 1,600 cycles a pair of key tiles. One that an empty asm may have changed is computed
+// where it is used, in registers.
+template <int layout_type, int leading_byte_offset, int stride_byte_offset, typename T>
+TL_DEVICE void opaque_wgmma_descriptor(GmmaDescriptor &descriptor, T *start) {
+  initialize_wgmma_descriptor<layout_type, leading_byte_offset, stride_byte_offset>(descriptor, start);
+  asm volatile("" : "+r"(descriptor.reg32_[0]));
+}
+
+// TileLang's named barriers do not tell the compiler that they order memory. What passes through shared memory relies on it.
+TL_DEVICE void ordered_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+TL_DEVICE void ordered_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace tl
+
+#define initialize_wgmma_descriptor opaque_wgmma_descriptor
+#define __sync_thread_partial ordered_barrier_sync
+#define __named_barrier_arrive ordered_barrier_arrive
+"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A CTA's query tile: the kernel's tensors and scalars, and expressions of them.
+
+    row: the tile's first row of q. rows: how many of its 64 are the request's; 0 for a slot that nobody owns. position: of the
+    first row in the request's context; negative where it sees no key. tiles: key tiles that some row sees. first_page: the
+    request's first in page_ids; pages: how many it has; last_len: tokens in the last of them.
+    """
+
+    q: Any
+    pool: Any
+    page_ids: Any
+    out: Any
+    lse: Any
+    status: Any
+    row: Any
+    rows: Any
+    position: Any
+    tiles: Any
+    first_page: Any
+    pages: Any
+    last_len: Any
+    head: Any
+    kv_head: Any
+    scale: Any
+    num_pages: Any
+    page_tiles: Any
+    layer_tile: Any
+    pool_tiles: Any
+    want_lse: Any
+    want_status: Any
+    tx: Any
+
+
+@T.macro
+def page_of(work, t):
+    """The page id of key tile t; for the padding, of the tile before."""
+    index = T.alloc_var(INT32)  # so that it is computed in 32 bits: the loaders have 24 registers
+    index = work.first_page + T.min(t, work.tiles - 1)
+    return work.page_ids[index]
+
+
+@T.macro
+def locate(work, t, report, tile: T.Ref, start: T.Ref):
+    """Where key tile t lies in the pool: its tile, and the row in it from which to copy; `report`: whether to tell a bad id."""
+    page = T.alloc_var(INT32)
+    page = page_of(work, t)
+    start = T.if_then_else(t == work.pages - 1, work.last_len - KEYS, 0)  # noqa: F841 - the caller's, by reference
+    tile = page * work.page_tiles + work.layer_tile
+    if page < 0 or page >= work.num_pages:
+        tile = work.pool_tiles
+        if report and work.want_status != 0:
+            T.atomic_or(work.status[0], BAD_PAGE_ID)
+    if t >= work.tiles:
+        tile = work.pool_tiles  # noqa: F841
+
+
+@T.macro
+def load(source, target, full, index):
+    """One warp's copy of a box into both CTAs; each counts the bytes that it receives on its own full[index]."""
+    T.tma_copy(source, target, barrier=full[index], leader_scope_threads=WARP, cluster_mask=EVERY_CTA)
+
+
+@T.macro
+def release(empty, index, tx):
+    """A warp has read a buffer: the loaders of both CTAs may fill it, since each load fills both."""
+    if tx % WARP == 0:
+        for rank in T.unroll(CLUSTER):
+            T.mbarrier_arrive(empty[index], rank)
+
+
+@T.macro
+def hide(s, work, t, page):
+    """Turns what no row may see of key tile t's scores into -inf: row a sees the keys in columns [shift, limit + a]."""
+    shift = T.alloc_var(INT32)
+    limit = T.alloc_var(INT32)
+    shift = T.if_then_else(t == work.pages - 1, KEYS - work.last_len, 0)
+    limit = work.position - t * KEYS + shift
+    if page < 0 or page >= work.num_pages or t >= work.tiles:
+        limit = -ROWS
+    if limit < KEYS - 1 or shift > 0:
+        for a, b in T.Parallel(ROWS, KEYS):
+            s[a, b] = T.if_then_else(T.And(b >= shift, b <= limit + a), s[a, b], MINUS_INF)
+
+
+@T.macro
+def exponentials(s, p, m, subtrahend, scale):
+    """P = exp2((S - m) * scale), in fp32 in place and in bf16. A row that has seen no key has m = -inf; its P is zero."""
+    for a in T.Parallel(ROWS):
+        subtrahend[a] = T.if_then_else(m[a] == MINUS_INF, 0.0, m[a] * scale)
+    for a, b in T.Parallel(ROWS, KEYS):
+        s[a, b] = T.exp2(s[a, b] * scale - subtrahend[a])
+    T.copy(s, p)
+
+
+@T.macro
+def decay(alpha, before, after, scale):
+    """What sums and output are to be multiplied by when the maximum moves; exactly 1 where it does not."""
+    for a in T.Parallel(ROWS):
+        alpha[a] = T.if_then_else(before[a] == after[a], 1.0, T.exp2((before[a] - after[a]) * scale))
+
+
+@T.macro
+def rescale(o, alpha):
+    """o *= alpha, left out where that is a multiplication by 1 for the whole warp, which changes no bit."""
+    moved = T.alloc_var(INT32)
+    moved = 0
+    for a in T.Parallel(ROWS):
+        if alpha[a] != 1.0:
+            moved = 1
+    if T.any_sync(moved) != 0:
+        for a, b in T.Parallel(ROWS, HALF):
+            o[a, b] *= alpha[a]
+
+
+@T.macro
+def add_other_total(total, other, mine_s, other_s, mine_written, other_written):
+    """The row sums of all tiles, from each warpgroup's own."""
+    T.copy(total, mine_s)
+    T.named_barrier_arrive(mine_written, CONSUMERS)
+    T.sync_threads(other_written, CONSUMERS)
+    T.copy(other_s, other)
+    for a in T.Parallel(ROWS):
+        total[a] = total[a] + other[a]
+
+
+@T.macro
+def write_out(o, total, weight, stage, stage_barrier, column, work):
+    """O / total into out's columns from `column` on, through `stage`, so that global stores are whole 16-byte rows."""
+    for a in T.Parallel(ROWS):
+        weight[a] = T.if_then_else(total[a] == 0, 0.0, 1.0 / total[a])  # a NaN in Q stays a NaN
+    for a, b in T.Parallel(ROWS, HALF):
+        o[a, b] *= weight[a]
+    T.sync_threads(stage_barrier, WARPGROUP)  # every warp's products have read `stage`
+    T.copy(o, stage)
+    T.sync_threads(stage_barrier, WARPGROUP)
+    for a, b in T.Parallel(ROWS, HALF):
+        if a < work.rows:
+            work.out[work.row + a, work.head, column + b] = stage[a, b]
+
+
+@T.macro
+def write_lse(m, total, work):
+    """The natural-log lse of a row, -inf where it saw no key."""
+    if work.want_lse != 0:
+        for a in T.Parallel(ROWS):
+            if a < work.rows:
+                work.lse[work.row + a, work.head] = T.if_then_else(
+                    total[a] == 0, MINUS_INF, (m[a] * work.scale + T.log2(total[a])) * LN2
+                )

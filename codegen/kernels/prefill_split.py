@@ -1,0 +1,262 @@
+"""The prefill's CTA over split rows: a key tile is K and V, 64 KB each.
+
+Schedule of a pair of tiles (2i, 2i + 1), even and odd warpgroup side by side:
+
+    even: S = Q K(2i); publish the maximum; P; O_left += P V_left(2i);   take the other's P: O_left += P V_left(2i + 1)
+    odd:  S = Q K(2i + 1); take the maximum; P; take the other's P: O_right += P V_right(2i);    O_right += P V_right(2i + 1)
+
+A warpgroup's own P is a register operand; the other's comes through shared memory. While one computes exponentials, the other's
+products keep the tensor cores busy. One warp loads Q and K, another V.
+
+Shared memory, 214,016 bytes: Q 64 KB; K 64 KB, one tile at a time; V in two halves of 32 KB, one tile at a time; P of the even
+and of the odd tile 8 KB each; maxima and sums, four arrays of 64 floats. The output is staged in V's halves, each of which only
+the warpgroup concerned reads.
+
+Barriers in shared memory:
+- even_full[4] and odd_full[4]: each counts the bytes of 128 columns of that tile's K, and one arrival of the CTA's K loader.
+  Use i completes the phase of parity i & 1; the tile's scorer alone waits. They are two sets because a warpgroup that waits for
+  every second tile of one set could not tell its tile from the one before.
+- key_empty[2]: released by the even and the odd warpgroup as soon as its scores are done, one arrival a warp at both CTAs'
+  barriers: 8 in all. An even tile's load waits for the odd one before it, parity (i & 1) ^ 1, so that the first wait passes; an
+  odd tile's load for the even one of its pair, parity i & 1.
+- v_full[2]: the bytes of V's left and right half, and one arrival of the CTA's V loader. Tile t completes the phase of parity
+  t & 1. The even warpgroup waits for the left half, the odd one for the right half, for every tile.
+- v_empty[2]: released by the warpgroup that reads the half, as above. The loader waits for parity (t & 1) ^ 1.
+- q_full: the bytes of Q and one arrival, once, only where there is a key tile to score.
+
+What the named barriers of prefill_pair order, in a pair: EVEN_MAX before the odd exponentials, and before max_odd and the odd P
+are written: the even warpgroup has then done its second product of the pair before. EVEN_P before the odd warpgroup's first
+product; EVEN_P_READ, from the second pair on, after that product and before the even P and max_even are written again. ODD_P
+before the even warpgroup's second product. No barrier is arrived at twice before it has been left: EVEN_MAX and EVEN_P follow
+the even warpgroup's wait at EVEN_P_READ, which follows the odd one's waits at both; ODD_P follows EVEN_MAX, which follows the
+even one's wait at ODD_P; EVEN_P_READ follows EVEN_P, which follows the even one's wait at EVEN_P_READ.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+
+from codegen.kernels.common import BF16, FP32, INT32, ROWS, WARP, WARPGROUP
+from codegen.kernels.prefill_pair import (
+    CONSUMER_REGISTERS,
+    CONSUMERS,
+    EVEN_MAX,
+    EVEN_OUT,
+    EVEN_P,
+    EVEN_P_READ,
+    EVEN_TOTAL,
+    HALF,
+    HEAD_DIM,
+    KEYS,
+    LOADER_REGISTERS,
+    MINUS_INF,
+    ODD_OUT,
+    ODD_P,
+    ODD_TOTAL,
+    READERS,
+    add_other_total,
+    decay,
+    exponentials,
+    hide,
+    load,
+    locate,
+    page_of,
+    release,
+    rescale,
+    write_lse,
+    write_out,
+)
+
+CHUNKS = 4  # of K, each with a full barrier
+CHUNK = HEAD_DIM // CHUNKS  # columns
+
+
+@T.macro
+def load_key(work, tile, start, key, full):
+    """K of a tile, chunk by chunk in the order in which the scores read it."""
+    for j in T.unroll(CHUNKS):
+        load(
+            work.pool[tile, start : start + KEYS, work.kv_head, j * CHUNK : (j + 1) * CHUNK],
+            key[:, j * CHUNK : (j + 1) * CHUNK],
+            full,
+            j,
+        )
+        if work.tx == CONSUMERS:
+            T.barrier_arrive(full[j])
+
+
+@T.macro
+def scores(s, q_s, key, full, parity):
+    """S = Q K^T, done."""
+    for j in T.unroll(CHUNKS):
+        T.barrier_wait(full[j], parity)
+        T.wgmma_gemm(
+            q_s[:, j * CHUNK : (j + 1) * CHUNK], key[:, j * CHUNK : (j + 1) * CHUNK], s, transpose_B=True, clear_accum=j == 0
+        )
+    T.wait_wgmma(0)
+
+
+@T.macro
+def cta(work: Any):
+    """The warp roles. `work` is the same in both CTAs of a cluster but for the head."""
+    q_s = T.alloc_shared([ROWS, HEAD_DIM], BF16)
+    key = T.alloc_shared([KEYS, HEAD_DIM], BF16)
+    left = T.alloc_shared([KEYS, HALF], BF16)
+    right = T.alloc_shared([KEYS, HALF], BF16)
+    p_even = T.alloc_shared([ROWS, KEYS], BF16)
+    p_odd = T.alloc_shared([ROWS, KEYS], BF16)
+    max_even = T.alloc_shared([ROWS], FP32)
+    max_odd = T.alloc_shared([ROWS], FP32)
+    total_even = T.alloc_shared([ROWS], FP32)
+    total_odd = T.alloc_shared([ROWS], FP32)
+    q_full = T.alloc_barrier(1)
+    even_full = T.alloc_barrier([1] * CHUNKS)
+    odd_full = T.alloc_barrier([1] * CHUNKS)
+    v_full = T.alloc_barrier([1] * 2)
+    key_empty = T.alloc_cluster_barrier([READERS] * 2)
+    v_empty = T.alloc_cluster_barrier([READERS] * 2)
+    pairs = T.alloc_var(INT32)
+    pairs = (work.tiles + 1) // 2
+    T.cluster_sync()  # both CTAs' barriers are there
+    if work.tx >= CONSUMERS:
+        T.set_max_nreg(LOADER_REGISTERS, 0)
+        if work.tx < CONSUMERS + WARP:
+            tile = T.alloc_var(INT32)
+            start = T.alloc_var(INT32)
+            if pairs > 0:
+                T.tma_copy(work.q[work.row : work.row + ROWS, work.head, :], q_s, barrier=q_full, leader_scope_threads=WARP)
+                if work.tx == CONSUMERS:
+                    T.barrier_arrive(q_full)
+            for i in T.serial(pairs):
+                locate(work, 2 * i, work.tx == CONSUMERS, tile, start)
+                T.barrier_wait(key_empty[1], (i & 1) ^ 1)
+                load_key(work, tile, start, key, even_full)
+                locate(work, 2 * i + 1, work.tx == CONSUMERS, tile, start)
+                T.barrier_wait(key_empty[0], i & 1)
+                load_key(work, tile, start, key, odd_full)
+        elif work.tx < CONSUMERS + 2 * WARP:
+            tile = T.alloc_var(INT32)
+            start = T.alloc_var(INT32)
+            for t in T.serial(2 * pairs):
+                # A page holds the layer's K rows, then its V rows: V is the next tile of 64 rows.
+                locate(work, t, False, tile, start)
+                T.barrier_wait(v_empty[0], (t & 1) ^ 1)
+                load(work.pool[tile + 1, start : start + KEYS, work.kv_head, 0:HALF], left, v_full, 0)
+                if work.tx == CONSUMERS + WARP:
+                    T.barrier_arrive(v_full[0])
+                T.barrier_wait(v_empty[1], (t & 1) ^ 1)
+                load(work.pool[tile + 1, start : start + KEYS, work.kv_head, HALF:HEAD_DIM], right, v_full, 1)
+                if work.tx == CONSUMERS + WARP:
+                    T.barrier_arrive(v_full[1])
+    elif work.tx < WARPGROUP:
+        T.set_max_nreg(CONSUMER_REGISTERS, 1)
+        if work.rows > 0:
+            s = T.alloc_fragment([ROWS, KEYS], FP32)
+            p = T.alloc_fragment([ROWS, KEYS], BF16)
+            o = T.alloc_fragment([ROWS, HALF], FP32)
+            m = T.alloc_fragment([ROWS], FP32)  # maximum of the raw scores up to the last odd tile
+            m_even = T.alloc_fragment([ROWS], FP32)  # and up to the even tile
+            alpha = T.alloc_fragment([ROWS], FP32)
+            total = T.alloc_fragment([ROWS], FP32)
+            partial = T.alloc_fragment([ROWS], FP32)
+            page = T.alloc_var(INT32)
+            T.fill(o, 0)
+            T.fill(total, 0)
+            T.fill(m, MINUS_INF)
+            if pairs > 0:
+                T.barrier_wait(q_full, 0)
+            for i in T.serial(pairs):
+                page = page_of(work, 2 * i)
+                scores(s, q_s, key, even_full, i & 1)
+                release(key_empty, 0, work.tx)
+                if i > 0:
+                    T.sync_threads(EVEN_P_READ, CONSUMERS)
+                hide(s, work, 2 * i, page)
+                T.reduce_max(s, m_even, dim=1, clear=True)
+                for a in T.Parallel(ROWS):
+                    m_even[a] = T.max(m_even[a], m[a])
+                T.copy(m_even, max_even)
+                T.named_barrier_arrive(EVEN_MAX, CONSUMERS)
+                exponentials(s, p, m_even, alpha, work.scale)
+                T.copy(p, p_even)
+                T.fence_proxy_async()
+                T.named_barrier_arrive(EVEN_P, CONSUMERS)
+                decay(alpha, m, m_even, work.scale)
+                rescale(o, alpha)
+                T.barrier_wait(v_full[0], 0)
+                T.wgmma_gemm(p, left, o)
+                T.reduce_sum(s, partial, dim=1)
+                for a in T.Parallel(ROWS):
+                    total[a] = total[a] * alpha[a] + partial[a]
+                T.wait_wgmma(0)
+                release(v_empty, 0, work.tx)
+                T.sync_threads(ODD_P, CONSUMERS)
+                T.copy(max_odd, m)
+                decay(alpha, m_even, m, work.scale)
+                for a in T.Parallel(ROWS):
+                    total[a] = total[a] * alpha[a]
+                rescale(o, alpha)
+                T.barrier_wait(v_full[0], 1)
+                T.wgmma_gemm(p_odd, left, o)
+                T.wait_wgmma(0)
+                release(v_empty, 0, work.tx)
+            add_other_total(total, partial, total_even, total_odd, EVEN_TOTAL, ODD_TOTAL)
+            write_out(o, total, partial, left, EVEN_OUT, 0, work)
+            write_lse(m, total, work)
+    else:
+        T.set_max_nreg(CONSUMER_REGISTERS, 1)
+        if work.rows > 0:
+            s = T.alloc_fragment([ROWS, KEYS], FP32)
+            p = T.alloc_fragment([ROWS, KEYS], BF16)
+            o = T.alloc_fragment([ROWS, HALF], FP32)
+            m = T.alloc_fragment([ROWS], FP32)  # maximum of the raw scores up to the last odd tile
+            m_even = T.alloc_fragment([ROWS], FP32)  # up to the even tile
+            m_odd = T.alloc_fragment([ROWS], FP32)  # and up to the odd one
+            alpha = T.alloc_fragment([ROWS], FP32)
+            total = T.alloc_fragment([ROWS], FP32)
+            partial = T.alloc_fragment([ROWS], FP32)
+            page = T.alloc_var(INT32)
+            T.fill(o, 0)
+            T.fill(total, 0)
+            T.fill(m, MINUS_INF)
+            if pairs > 0:
+                T.barrier_wait(q_full, 0)
+            for i in T.serial(pairs):
+                page = page_of(work, 2 * i + 1)
+                scores(s, q_s, key, odd_full, i & 1)
+                release(key_empty, 1, work.tx)
+                hide(s, work, 2 * i + 1, page)
+                T.reduce_max(s, m_odd, dim=1, clear=True)
+                T.sync_threads(EVEN_MAX, CONSUMERS)
+                T.copy(max_even, m_even)
+                for a in T.Parallel(ROWS):
+                    m_odd[a] = T.max(m_odd[a], m_even[a])
+                exponentials(s, p, m_odd, alpha, work.scale)
+                T.copy(p, p_odd)
+                T.copy(m_odd, max_odd)
+                T.fence_proxy_async()
+                T.named_barrier_arrive(ODD_P, CONSUMERS)
+                decay(alpha, m, m_even, work.scale)
+                rescale(o, alpha)
+                T.barrier_wait(v_full[1], 0)
+                T.sync_threads(EVEN_P, CONSUMERS)
+                T.wgmma_gemm(p_even, right, o)
+                for a in T.Parallel(ROWS):
+                    total[a] = total[a] * alpha[a]
+                decay(alpha, m_even, m_odd, work.scale)
+                T.reduce_sum(s, partial, dim=1)
+                for a in T.Parallel(ROWS):
+                    total[a] = total[a] * alpha[a] + partial[a]
+                T.copy(m_odd, m)
+                T.wait_wgmma(0)
+                release(v_empty, 1, work.tx)
+                if i + 1 < pairs:
+                    T.named_barrier_arrive(EVEN_P_READ, CONSUMERS)
+                rescale(o, alpha)
+                T.barrier_wait(v_full[1], 1)
+                T.wgmma_gemm(p, right, o)
+                T.wait_wgmma(0)
+                release(v_empty, 1, work.tx)
+            add_other_total(total, partial, total_odd, total_even, ODD_TOTAL, EVEN_TOTAL)
+            write_out(o, total, partial, right, ODD_OUT, HALF, work)
+    T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers
