@@ -2,7 +2,8 @@
 
 Work: one CTA computes 64 query positions of two query heads of a group. The grid is (pairs of heads, query tiles, KV heads).
 Query tiles sit on multiples of 64 of the request's positions, so a full window is always the same number of key tiles, and a
-row's bits depend neither on the batch nor on where a prompt was cut into chunks.
+row's bits depend neither on the batch nor on where a prompt was cut into chunks, if it was cut at pages (a last page that is
+not full lies in other columns of its tile).
 
 Query tiles of request r own the tile slots from `q_indptr[r] // 64 + 2 r` on: n rows lie in at most n // 64 + 2 tiles.
 

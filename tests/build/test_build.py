@@ -180,7 +180,8 @@ def test_manifest_of_a_full_build(library: Path) -> None:
         name: [threads, 1, 1] for name, (_, threads) in KERNELS.items()
     }
     assert len(manifest["kernels"]) == len(KERNELS)
-    # Q 64 KB and four floats a row. Split: K 64 KB, V two halves of 32 KB, P of two tiles 8 KB each. Folded: two tiles of 80 KB.
+    # Q 64 KB and four floats a row. Split: K 64 KB, V two halves of 32 KB, P of two tiles 8 KB each. Folded: two tiles of
+    # 80 KB.
     assert {k["dynamic_shared_bytes"] for name, k in kernels.items() if name.startswith("global_prefill")} == {
         (64 + 64 + 2 * 32 + 2 * 8) * 1024 + 4 * 64 * 4,
         (64 + 2 * 80) * 1024 + 4 * 64 * 4,
