@@ -140,6 +140,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     T.barrier_wait(q_full[i % q_stages], (i // q_stages) & 1)
                     for t in T.serial(tiles):
                         T.barrier_wait(full[used % stages], (used // stages) & 1)
+                        T.sync_warp()  # the wait does not tell the compiler that it orders memory; this does
                         mask = hidden[used % stages]
                         for chunk, (q_from, q_to, k_from) in enumerate(score_chunks):
                             T.wgmma_gemm(
@@ -244,6 +245,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
                         if lane == 0:
                             hidden[filled % stages] = mask
+                        T.sync_warp()
                         T.tma_copy(
                             pool[tile, start : start + page_size, kv_head, :],
                             ring[filled % stages, :, :],

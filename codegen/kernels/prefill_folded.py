@@ -19,17 +19,19 @@ Shared memory, 230,400 bytes: Q 64 KB; the even and the odd tile 80 KB each; max
 Barriers in shared memory. Each is used once a pair; use i completes the phase of parity i & 1.
 - full[4] of a tile: 0 counts the bytes of R0 V1 V2, 1 of V3 V0, 2 of R1 V5 V6 V7, 3 of V4, and one arrival of the CTA's loader.
   CTA 0's loader copies for both CTAs; each CTA counts on its own barrier. The tile's scorer waits for 0, 1 and 2 before it
-  reads, and the odd warpgroup for both tiles' 3. Who reads what the other has waited for does so after a named barrier.
+  reads, and the odd warpgroup for both tiles' 3. Who reads what the other has waited for does so after an exchange.
 - left_empty and right_empty of a tile: released by the even and the odd warpgroup, whose product is the last reader of that
   half, one arrival a warp at both CTAs' barriers: 8 in all. The loader waits for parity (i & 1) ^ 1 before it fills the half,
   so that the first wait passes. A half is released as soon as its product is done, before the next wait.
 - q_full: the bytes of Q and one arrival, once, only where there is a key tile to score.
+- exchange[6], what the warpgroups tell one another (prefill_pair), four arrivals each. EVEN_MAX, EVEN_P and ODD_P are used
+  once a pair, parity i & 1; the totals once.
 
-What the named barriers of prefill_pair order, in a pair: EVEN_MAX before the odd exponentials and before max_odd is written;
-EVEN_P before the odd warpgroup's first product; ODD_P before the even one's second, and before max_even is written again. The
-even R1 is loaded again only after right_empty, so after the odd warpgroup has read P there, and likewise the odd R0. No
-barrier is arrived at twice before it has been left: the even warpgroup passes ODD_P, which the odd one arrives at after it has
-left EVEN_MAX, and its next EVEN_P needs the even tile's next right half, which needs right_empty, which follows EVEN_P's wait.
+What they order, in a pair: EVEN_MAX before the odd exponentials and before max_odd is written; EVEN_P before the odd
+warpgroup's first product; ODD_P before the even one's second, and before max_even is written again. The even R1 is loaded
+again only after right_empty, so after the odd warpgroup has read P there, and likewise the odd R0. No barrier is arrived at
+twice before it has been left: the even warpgroup passes ODD_P, which the odd one arrives at after it has left EVEN_MAX, and its
+next EVEN_P needs the even tile's next right half, which needs right_empty, which follows EVEN_P's wait.
 """
 
 from typing import Any
@@ -46,6 +48,7 @@ from codegen.kernels.prefill_pair import (
     EVEN_P,
     EVEN_SCORED,
     EVEN_TOTAL,
+    EXCHANGES,
     HALF,
     HEAD_DIM,
     KEYS,
@@ -59,12 +62,14 @@ from codegen.kernels.prefill_pair import (
     add_other_total,
     decay,
     exponentials,
+    hear,
     hide,
     load,
     locate,
     page_of,
     release,
     rescale,
+    tell,
     write_lse,
     write_out,
 )
@@ -140,6 +145,7 @@ def cta(work: Any):
     total_even = T.alloc_shared([ROWS], FP32)
     total_odd = T.alloc_shared([ROWS], FP32)
     q_full = T.alloc_barrier(1)
+    exchange = T.alloc_barrier([WARPGROUP // WARP] * EXCHANGES)
     even_full = T.alloc_barrier([1] * 4)
     odd_full = T.alloc_barrier([1] * 4)
     left_empty = T.alloc_cluster_barrier([READERS] * 2)  # of the even tile, of the odd one
@@ -193,11 +199,11 @@ def cta(work: Any):
                 for a in T.Parallel(ROWS):
                     m_even[a] = T.max(m_even[a], m[a])
                 T.copy(m_even, max_even)
-                T.named_barrier_arrive(EVEN_MAX, CONSUMERS)
+                tell(exchange, EVEN_MAX, work.tx)
                 exponentials(s, p, m_even, alpha, work.scale)
                 T.copy(p, even_r1)
                 T.fence_proxy_async()
-                T.named_barrier_arrive(EVEN_P, CONSUMERS)
+                tell(exchange, EVEN_P, work.tx)
                 decay(alpha, m, m_even, work.scale)
                 rescale(o, alpha)
                 T.wgmma_gemm(p, even_left, o)
@@ -206,7 +212,7 @@ def cta(work: Any):
                     total[a] = total[a] * alpha[a] + partial[a]
                 T.wait_wgmma(0)
                 release(left_empty, 0, work.tx)
-                T.sync_threads(ODD_P, CONSUMERS)
+                hear(exchange, ODD_P, i & 1)
                 T.copy(max_odd, m)
                 decay(alpha, m_even, m, work.scale)
                 for a in T.Parallel(ROWS):
@@ -215,7 +221,7 @@ def cta(work: Any):
                 T.wgmma_gemm(odd_r0, odd_left, o)
                 T.wait_wgmma(0)
                 release(left_empty, 1, work.tx)
-            add_other_total(total, partial, total_even, total_odd, EVEN_TOTAL, ODD_TOTAL)
+            add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL, work.tx)
             write_out(o, total, partial, even_left, EVEN_OUT, 0, work)
             write_lse(m, total, work)
     else:
@@ -242,7 +248,7 @@ def cta(work: Any):
                 T.sync_threads(ODD_SCORED, WARPGROUP)
                 hide(s, work, 2 * i + 1, page)
                 T.reduce_max(s, m_odd, dim=1, clear=True)
-                T.sync_threads(EVEN_MAX, CONSUMERS)
+                hear(exchange, EVEN_MAX, i & 1)
                 T.copy(max_even, m_even)
                 for a in T.Parallel(ROWS):
                     m_odd[a] = T.max(m_odd[a], m_even[a])
@@ -250,11 +256,11 @@ def cta(work: Any):
                 T.copy(p, odd_r0)
                 T.copy(m_odd, max_odd)
                 T.fence_proxy_async()
-                T.named_barrier_arrive(ODD_P, CONSUMERS)
+                tell(exchange, ODD_P, work.tx)
                 decay(alpha, m, m_even, work.scale)
                 rescale(o, alpha)
                 T.barrier_wait(even_full[3], i & 1)
-                T.sync_threads(EVEN_P, CONSUMERS)
+                hear(exchange, EVEN_P, i & 1)
                 T.wgmma_gemm(even_r1, even_right, o)
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a]
@@ -270,6 +276,6 @@ def cta(work: Any):
                 T.wgmma_gemm(p, odd_right, o)
                 T.wait_wgmma(0)
                 release(right_empty, 1, work.tx)
-            add_other_total(total, partial, total_odd, total_even, ODD_TOTAL, EVEN_TOTAL)
+            add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL, work.tx)
             write_out(o, total, partial, odd_right, ODD_OUT, HALF, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

@@ -26,20 +26,24 @@ READERS = CLUSTER * WARPGROUP // WARP  # warps that release a buffer: one warpgr
 CONSUMER_REGISTERS, LOADER_REGISTERS = 240, 24
 MINUS_INF = -T.infinity(FP32)
 
-# Named barriers, each with one use. The epilogue's are its own: a warpgroup may get there while the other has yet to leave the
-# loop's last barrier, and with a shared id the kernel hung.
+# What one warpgroup tells the other, each with a barrier in shared memory that its four warps arrive at.
 (
-    EVEN_SCORED,  # even, among itself: every warp has read the columns that P is about to take
-    ODD_SCORED,
     EVEN_MAX,  # even to odd: the maximum up to the even tile is written
     EVEN_P,  # even to odd: the even tile's P is written
     ODD_P,  # odd to even: the odd tile's P and the maximum up to that tile are written
     EVEN_P_READ,  # odd to even: the even tile's P may be written over (split rows only)
     EVEN_TOTAL,  # even to odd: the even tiles' sums are written
     ODD_TOTAL,
-    EVEN_OUT,  # even, among itself: around the staging of its output
+) = range(6)
+EXCHANGES = 6
+
+# Named barriers, each with one use, of a warpgroup among itself.
+(
+    EVEN_SCORED,  # every warp has read the columns that P is about to take
+    ODD_SCORED,
+    EVEN_OUT,  # around the staging of its output
     ODD_OUT,
-) = range(1, 11)
+) = range(1, 5)
 
 # Compiled in front of TileLang's text.
 PRELUDE = r"""
@@ -56,20 +60,15 @@ TL_DEVICE void opaque_wgmma_descriptor(GmmaDescriptor &descriptor, T *start) {
   asm volatile("" : "+r"(descriptor.reg32_[0]));
 }
 
-// TileLang's named barriers do not tell the compiler that they order memory. What passes through shared memory relies on it.
+// TileLang's named barrier does not tell the compiler that it orders memory. What passes through shared memory relies on it.
 TL_DEVICE void ordered_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-TL_DEVICE void ordered_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace tl
 
 #define initialize_wgmma_descriptor opaque_wgmma_descriptor
 #define __sync_thread_partial ordered_barrier_sync
-#define __named_barrier_arrive ordered_barrier_arrive
 """
 
 
@@ -145,6 +144,21 @@ def release(empty, index, tx):
 
 
 @T.macro
+def tell(exchange, index, tx):
+    """Tells the other warpgroup of what this one has written or read. The warp's lanes are ordered before its arrival."""
+    T.sync_warp()
+    if tx % WARP == 0:
+        T.barrier_arrive(exchange[index])
+
+
+@T.macro
+def hear(exchange, index, parity):
+    """Waits until the other warpgroup has told. Nothing that follows is read before: the wait alone does not say so."""
+    T.barrier_wait(exchange[index], parity)
+    T.sync_warp()
+
+
+@T.macro
 def hide(s, work, t, page):
     """Turns what no row may see of key tile t's scores into -inf: row a sees the keys in columns [shift, limit + a]."""
     shift = T.alloc_var(INT32)
@@ -189,11 +203,11 @@ def rescale(o, alpha):
 
 
 @T.macro
-def add_other_total(total, other, mine_s, other_s, mine_written, other_written):
+def add_other_total(total, other, mine_s, other_s, exchange, mine_written, other_written, tx):
     """The row sums of all tiles, from each warpgroup's own."""
     T.copy(total, mine_s)
-    T.named_barrier_arrive(mine_written, CONSUMERS)
-    T.sync_threads(other_written, CONSUMERS)
+    tell(exchange, mine_written, tx)
+    hear(exchange, other_written, 0)
     T.copy(other_s, other)
     for a in T.Parallel(ROWS):
         total[a] = total[a] + other[a]

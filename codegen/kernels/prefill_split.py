@@ -23,13 +23,15 @@ Barriers in shared memory:
   t & 1. The even warpgroup waits for the left half, the odd one for the right half, for every tile.
 - v_empty[2]: released by the warpgroup that reads the half, as above. The loader waits for parity (t & 1) ^ 1.
 - q_full: the bytes of Q and one arrival, once, only where there is a key tile to score.
+- exchange[6], what the warpgroups tell one another (prefill_pair), four arrivals each. EVEN_MAX, EVEN_P and ODD_P are used
+  once a pair, parity i & 1; EVEN_P_READ from the second pair on, parity (i & 1) ^ 1; the totals once.
 
-What the named barriers of prefill_pair order, in a pair: EVEN_MAX before the odd exponentials, and before max_odd and the odd P
-are written: the even warpgroup has then done its second product of the pair before. EVEN_P before the odd warpgroup's first
-product; EVEN_P_READ, from the second pair on, after that product and before the even P and max_even are written again. ODD_P
-before the even warpgroup's second product. No barrier is arrived at twice before it has been left: EVEN_MAX and EVEN_P follow
-the even warpgroup's wait at EVEN_P_READ, which follows the odd one's waits at both; ODD_P follows EVEN_MAX, which follows the
-even one's wait at ODD_P; EVEN_P_READ follows EVEN_P, which follows the even one's wait at EVEN_P_READ.
+What they order, in a pair: EVEN_MAX before the odd exponentials, and before max_odd and the odd P are written: the even
+warpgroup has then done its second product of the pair before. EVEN_P before the odd warpgroup's first product; EVEN_P_READ,
+from the second pair on, after that product and before the even P and max_even are written again. ODD_P before the even
+warpgroup's second product. No barrier is arrived at twice before it has been left: EVEN_MAX and EVEN_P follow the even
+warpgroup's wait at EVEN_P_READ, which follows the odd one's waits at both; ODD_P follows EVEN_MAX, which follows the even one's
+wait at ODD_P; EVEN_P_READ follows EVEN_P, which follows the even one's wait at EVEN_P_READ.
 """
 
 from typing import Any
@@ -45,6 +47,7 @@ from codegen.kernels.prefill_pair import (
     EVEN_P,
     EVEN_P_READ,
     EVEN_TOTAL,
+    EXCHANGES,
     HALF,
     HEAD_DIM,
     KEYS,
@@ -57,12 +60,14 @@ from codegen.kernels.prefill_pair import (
     add_other_total,
     decay,
     exponentials,
+    hear,
     hide,
     load,
     locate,
     page_of,
     release,
     rescale,
+    tell,
     write_lse,
     write_out,
 )
@@ -110,6 +115,7 @@ def cta(work: Any):
     total_even = T.alloc_shared([ROWS], FP32)
     total_odd = T.alloc_shared([ROWS], FP32)
     q_full = T.alloc_barrier(1)
+    exchange = T.alloc_barrier([WARPGROUP // WARP] * EXCHANGES)
     even_full = T.alloc_barrier([1] * CHUNKS)
     odd_full = T.alloc_barrier([1] * CHUNKS)
     v_full = T.alloc_barrier([1] * 2)
@@ -170,17 +176,17 @@ def cta(work: Any):
                 scores(s, q_s, key, even_full, i & 1)
                 release(key_empty, 0, work.tx)
                 if i > 0:
-                    T.sync_threads(EVEN_P_READ, CONSUMERS)
+                    hear(exchange, EVEN_P_READ, (i & 1) ^ 1)
                 hide(s, work, 2 * i, page)
                 T.reduce_max(s, m_even, dim=1, clear=True)
                 for a in T.Parallel(ROWS):
                     m_even[a] = T.max(m_even[a], m[a])
                 T.copy(m_even, max_even)
-                T.named_barrier_arrive(EVEN_MAX, CONSUMERS)
+                tell(exchange, EVEN_MAX, work.tx)
                 exponentials(s, p, m_even, alpha, work.scale)
                 T.copy(p, p_even)
                 T.fence_proxy_async()
-                T.named_barrier_arrive(EVEN_P, CONSUMERS)
+                tell(exchange, EVEN_P, work.tx)
                 decay(alpha, m, m_even, work.scale)
                 rescale(o, alpha)
                 T.barrier_wait(v_full[0], 0)
@@ -190,7 +196,7 @@ def cta(work: Any):
                     total[a] = total[a] * alpha[a] + partial[a]
                 T.wait_wgmma(0)
                 release(v_empty, 0, work.tx)
-                T.sync_threads(ODD_P, CONSUMERS)
+                hear(exchange, ODD_P, i & 1)
                 T.copy(max_odd, m)
                 decay(alpha, m_even, m, work.scale)
                 for a in T.Parallel(ROWS):
@@ -200,7 +206,7 @@ def cta(work: Any):
                 T.wgmma_gemm(p_odd, left, o)
                 T.wait_wgmma(0)
                 release(v_empty, 0, work.tx)
-            add_other_total(total, partial, total_even, total_odd, EVEN_TOTAL, ODD_TOTAL)
+            add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL, work.tx)
             write_out(o, total, partial, left, EVEN_OUT, 0, work)
             write_lse(m, total, work)
     else:
@@ -227,7 +233,7 @@ def cta(work: Any):
                 release(key_empty, 1, work.tx)
                 hide(s, work, 2 * i + 1, page)
                 T.reduce_max(s, m_odd, dim=1, clear=True)
-                T.sync_threads(EVEN_MAX, CONSUMERS)
+                hear(exchange, EVEN_MAX, i & 1)
                 T.copy(max_even, m_even)
                 for a in T.Parallel(ROWS):
                     m_odd[a] = T.max(m_odd[a], m_even[a])
@@ -235,11 +241,11 @@ def cta(work: Any):
                 T.copy(p, p_odd)
                 T.copy(m_odd, max_odd)
                 T.fence_proxy_async()
-                T.named_barrier_arrive(ODD_P, CONSUMERS)
+                tell(exchange, ODD_P, work.tx)
                 decay(alpha, m, m_even, work.scale)
                 rescale(o, alpha)
                 T.barrier_wait(v_full[1], 0)
-                T.sync_threads(EVEN_P, CONSUMERS)
+                hear(exchange, EVEN_P, i & 1)
                 T.wgmma_gemm(p_even, right, o)
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a]
@@ -251,12 +257,12 @@ def cta(work: Any):
                 T.wait_wgmma(0)
                 release(v_empty, 1, work.tx)
                 if i + 1 < pairs:
-                    T.named_barrier_arrive(EVEN_P_READ, CONSUMERS)
+                    tell(exchange, EVEN_P_READ, work.tx)
                 rescale(o, alpha)
                 T.barrier_wait(v_full[1], 1)
                 T.wgmma_gemm(p, right, o)
                 T.wait_wgmma(0)
                 release(v_empty, 1, work.tx)
-            add_other_total(total, partial, total_odd, total_even, ODD_TOTAL, EVEN_TOTAL)
+            add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL, work.tx)
             write_out(o, total, partial, right, ODD_OUT, HALF, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

@@ -442,7 +442,7 @@ def test_bits_do_not_depend_on_the_batch(library: ModuleType, group: int, order:
             assert torch.equal(a, b), f"{name} of request {r}"
 
 
-# Where a prompt of 700 tokens is cut: at pages. A last page that is not full lies shifted in its tile, and sums in another order.
+# Where a prompt of 700 tokens is cut: at pages. A last page that is not full lies shifted in its tile: another order of sums.
 CUTS = {"once": (384,), "often": (64, 128, 384, 640)}
 
 
