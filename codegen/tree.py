@@ -162,7 +162,8 @@ def read(root: Path) -> Tree:
         table = parse(record["table"], path.name)
         context = Context(table, table.find_arch(record["arch"]), record["tier"])
         includes = tuple(root / part for part in record["kernel_includes"])
-        kernels = KERNELS.validate_python(record["kernels"])
+        found_kernels = KERNELS.validate_python(record["kernels"])
+        kernels = {family.name: found_kernels[family.name] for family in table.family}  # the file has them sorted
         tree = Tree(root, context, kernels, includes)
         units = tree.units
     except (AttributeError, KeyError, TypeError, ValidationError) as error:

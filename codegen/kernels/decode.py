@@ -48,7 +48,7 @@ HEADER_BATCH = 1
 def build(request: Request) -> Any:
     """The prim_func of one of the two kernels.
 
-    Parameters and dynamic extents are those of `tilepress_decode_args` (abi.py) and the launch values of csrc/decode.h.
+    Parameters and dynamic extents are those of `tilepress_decode_args` (codegen.abi) and the launch values of csrc/decode.h.
     """
     if request.stage == "partial":
         kernel = partial(request.head_dim, request.page_size, request.group, request.page_format)
@@ -171,7 +171,9 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         for a, b in T.Parallel(page_size, columns):
                             p_s[t % 2, b, a] = s[a, b]
                         T.fence_proxy_async()
-                        T.reduce_sum(s, tile_total, dim=0, clear=True)
+                        # Two columns at once. It also keeps this reduction's workspace unlike the maximum's in size: of two
+                        # equal ones, TileLang places either first, and two builds would differ.
+                        T.reduce_sum(s, tile_total, dim=0, clear=True, batch=2)
                         for b in T.Parallel(columns):
                             total[b] = total[b] * alpha[b] + tile_total[b]
                         for d, b in T.Parallel(head_dim, columns):

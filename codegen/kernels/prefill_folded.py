@@ -24,7 +24,7 @@ Barriers in shared memory. Each is used once a pair; use i completes the phase o
   half, one arrival a warp at both CTAs' barriers: 8 in all. The loader waits for parity (i & 1) ^ 1 before it fills the half,
   so that the first wait passes. A half is released as soon as its product is done, before the next wait.
 - q_full: the bytes of Q and one arrival, once, only where there is a key tile to score.
-- exchange[6], what the warpgroups tell one another (prefill_pair), four arrivals each. EVEN_MAX, EVEN_P and ODD_P are used
+- exchange[6], what the warpgroups tell one another (prefill_pair), an arrival a thread. EVEN_MAX, EVEN_P and ODD_P are used
   once a pair, parity i & 1; the totals once.
 
 What they order, in a pair: EVEN_MAX before the odd exponentials and before max_odd is written; EVEN_P before the odd
@@ -145,7 +145,7 @@ def cta(work: Any):
     total_even = T.alloc_shared([ROWS], FP32)
     total_odd = T.alloc_shared([ROWS], FP32)
     q_full = T.alloc_barrier(1)
-    exchange = T.alloc_barrier([WARPGROUP // WARP] * EXCHANGES)
+    exchange = T.alloc_barrier([WARPGROUP] * EXCHANGES)
     even_full = T.alloc_barrier([1] * 4)
     odd_full = T.alloc_barrier([1] * 4)
     left_empty = T.alloc_cluster_barrier([READERS] * 2)  # of the even tile, of the odd one
@@ -199,11 +199,11 @@ def cta(work: Any):
                 for a in T.Parallel(ROWS):
                     m_even[a] = T.max(m_even[a], m[a])
                 T.copy(m_even, max_even)
-                tell(exchange, EVEN_MAX, work.tx)
+                tell(exchange, EVEN_MAX)
                 exponentials(s, p, m_even, alpha, work.scale)
                 T.copy(p, even_r1)
                 T.fence_proxy_async()
-                tell(exchange, EVEN_P, work.tx)
+                tell(exchange, EVEN_P)
                 decay(alpha, m, m_even, work.scale)
                 rescale(o, alpha)
                 T.wgmma_gemm(p, even_left, o)
@@ -221,7 +221,7 @@ def cta(work: Any):
                 T.wgmma_gemm(odd_r0, odd_left, o)
                 T.wait_wgmma(0)
                 release(left_empty, 1, work.tx)
-            add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL, work.tx)
+            add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL)
             write_out(o, total, partial, even_left, EVEN_OUT, 0, work)
             write_lse(m, total, work)
     else:
@@ -256,7 +256,7 @@ def cta(work: Any):
                 T.copy(p, odd_r0)
                 T.copy(m_odd, max_odd)
                 T.fence_proxy_async()
-                tell(exchange, ODD_P, work.tx)
+                tell(exchange, ODD_P)
                 decay(alpha, m, m_even, work.scale)
                 rescale(o, alpha)
                 T.barrier_wait(even_full[3], i & 1)
@@ -276,6 +276,6 @@ def cta(work: Any):
                 T.wgmma_gemm(p, odd_right, o)
                 T.wait_wgmma(0)
                 release(right_empty, 1, work.tx)
-            add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL, work.tx)
+            add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL)
             write_out(o, total, partial, odd_right, ODD_OUT, HALF, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

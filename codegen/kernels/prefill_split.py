@@ -23,7 +23,7 @@ Barriers in shared memory:
   t & 1. The even warpgroup waits for the left half, the odd one for the right half, for every tile.
 - v_empty[2]: released by the warpgroup that reads the half, as above. The loader waits for parity (t & 1) ^ 1.
 - q_full: the bytes of Q and one arrival, once, only where there is a key tile to score.
-- exchange[6], what the warpgroups tell one another (prefill_pair), four arrivals each. EVEN_MAX, EVEN_P and ODD_P are used
+- exchange[6], what the warpgroups tell one another (prefill_pair), an arrival a thread. EVEN_MAX, EVEN_P and ODD_P are used
   once a pair, parity i & 1; EVEN_P_READ from the second pair on, parity (i & 1) ^ 1; the totals once.
 
 What they order, in a pair: EVEN_MAX before the odd exponentials, and before max_odd and the odd P are written: the even
@@ -115,7 +115,7 @@ def cta(work: Any):
     total_even = T.alloc_shared([ROWS], FP32)
     total_odd = T.alloc_shared([ROWS], FP32)
     q_full = T.alloc_barrier(1)
-    exchange = T.alloc_barrier([WARPGROUP // WARP] * EXCHANGES)
+    exchange = T.alloc_barrier([WARPGROUP] * EXCHANGES)
     even_full = T.alloc_barrier([1] * CHUNKS)
     odd_full = T.alloc_barrier([1] * CHUNKS)
     v_full = T.alloc_barrier([1] * 2)
@@ -182,11 +182,11 @@ def cta(work: Any):
                 for a in T.Parallel(ROWS):
                     m_even[a] = T.max(m_even[a], m[a])
                 T.copy(m_even, max_even)
-                tell(exchange, EVEN_MAX, work.tx)
+                tell(exchange, EVEN_MAX)
                 exponentials(s, p, m_even, alpha, work.scale)
                 T.copy(p, p_even)
                 T.fence_proxy_async()
-                tell(exchange, EVEN_P, work.tx)
+                tell(exchange, EVEN_P)
                 decay(alpha, m, m_even, work.scale)
                 rescale(o, alpha)
                 T.barrier_wait(v_full[0], 0)
@@ -206,7 +206,7 @@ def cta(work: Any):
                 T.wgmma_gemm(p_odd, left, o)
                 T.wait_wgmma(0)
                 release(v_empty, 0, work.tx)
-            add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL, work.tx)
+            add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL)
             write_out(o, total, partial, left, EVEN_OUT, 0, work)
             write_lse(m, total, work)
     else:
@@ -241,7 +241,7 @@ def cta(work: Any):
                 T.copy(p, p_odd)
                 T.copy(m_odd, max_odd)
                 T.fence_proxy_async()
-                tell(exchange, ODD_P, work.tx)
+                tell(exchange, ODD_P)
                 decay(alpha, m, m_even, work.scale)
                 rescale(o, alpha)
                 T.barrier_wait(v_full[1], 0)
@@ -257,12 +257,12 @@ def cta(work: Any):
                 T.wait_wgmma(0)
                 release(v_empty, 1, work.tx)
                 if i + 1 < pairs:
-                    tell(exchange, EVEN_P_READ, work.tx)
+                    tell(exchange, EVEN_P_READ)
                 rescale(o, alpha)
                 T.barrier_wait(v_full[1], 1)
                 T.wgmma_gemm(p, right, o)
                 T.wait_wgmma(0)
                 release(v_empty, 1, work.tx)
-            add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL, work.tx)
+            add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL)
             write_out(o, total, partial, right, ODD_OUT, HALF, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

@@ -220,8 +220,9 @@ def test_more_kv_heads_than_multiprocessors_still_get_one_split(c: ctypes.CDLL) 
 
 @pytest.mark.parametrize("page_format", [SPLIT, FOLDED])
 def test_the_header_names_what_the_plan_is_for(c: ctypes.CDLL, page_format: int) -> None:
+    # The lists have two pages and one: the plan reaches into three page ids.
     made = plan(c, [100, 1], page_format=page_format)
-    assert made.header == [0x54504431, 2, 12, 32, 4, PAGE, page_format, 8, 8 * 4 * 33, SMS, *[0] * 6]
+    assert made.header == [0x54504432, 2, 12, 32, 4, PAGE, page_format, 8, 8 * 4 * 33, SMS, 3, *[0] * 5]
 
 
 LENGTHS = (1, 2, 63, 64, 65, 128, 129, 2111, 2112, 2113, 10_602, 40_002, 81_653, 163_336, 262_143, 262_144)
@@ -386,11 +387,11 @@ MEANT_FOR_BOTH: dict[str, tuple[dict[str, int], str]] = {
     "chunk_tokens negative": ({"chunk_tokens": -64, "max_slots": 99}, "chunk_tokens is -64"),
     "chunk_tokens no whole tiles": ({"chunk_tokens": 100, "max_slots": 99}, "chunk_tokens is 100, not whole tiles"),
     "chunk_tokens without max_slots": ({"chunk_tokens": 640}, "max_slots is 0, but chunk_tokens"),
-    "reserved": ({"reserved": 1}, "reserved is 1"),
     "struct_size zero": ({"struct_size": 0}, "struct_size is 0"),
     "struct_size huge": ({"struct_size": 2**63}, "struct_size is 9223372036854775808"),
 }
 MEANT_FOR_SIZES: dict[str, tuple[dict[str, int], str]] = {
+    "reserved": ({"reserved": 1}, "reserved is 1"),
     "plan_words_out null": ({"plan_words_out": 0}, "plan_words_out is null"),
     "workspace_bytes_out null": ({"workspace_bytes_out": 0}, "workspace_bytes_out is null"),
     "head_dim zero": ({"head_dim": 0}, "head_dim is 0"),
@@ -440,9 +441,9 @@ def test_the_planner_refuses_by_name_and_leaves_the_array(c: ctypes.CDLL, name: 
         ((100, -(2**31)), (0, 2, 4), "kv_len[1] is -2147483648"),
         ((100, 64), (0, 2, 1), "page_indptr[1] and the next are 2 and 1; they must not decrease from 0"),
         ((100, 64), (-1, 2, 3), "page_indptr[0] and the next are -1 and 2"),
-        ((100, 64), (0, 1, 3), "page_indptr lists 1 pages for request 0, but kv_len 100 needs 2"),
-        ((100, 65), (0, 2, 3), "page_indptr lists 1 pages for request 1, but kv_len 65 needs 2"),
-        ((100, INT32_MAX), (0, 2, 3), "page_indptr lists 1 pages for request 1, but kv_len 2147483647 needs 33554432"),
+        ((100, 64), (0, 1, 3), "page_indptr lists 1 pages for request 0, but its 100 tokens need 2"),
+        ((100, 65), (0, 2, 3), "page_indptr lists 1 pages for request 1, but its 65 tokens need 2"),
+        ((100, INT32_MAX), (0, 2, 3), "page_indptr lists 1 pages for request 1, but its 2147483647 tokens need 33554432"),
     ],
     ids=str,
 )

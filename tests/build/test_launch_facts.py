@@ -186,15 +186,15 @@ def test_tensor_maps(expected: TensorMap, kernel: Lowered) -> None:
 
 # Grid, threads and dynamic shared memory of the others.
 LAUNCHES = {
-    # Q 64 KB; two stages of the rotated chunks, 16 KB each, and of V, 64 KB each.
-    "folded prefill": (("4", "q_tiles", "num_kv_heads"), 384, (64 + 2 * 16 + 2 * 64) * 1024),
+    # Q 64 KB; two tiles of 80 KB; four floats a row.
+    "folded prefill": (("4", "q_tiles", "num_kv_heads"), 384, (64 + 2 * 80) * 1024 + 4 * 64 * 4),
     # Three tiles of [64, 512], 64 KB each; Q of two items, 8 rows of 1 KB each; two P tiles of [8, 64]; a mask of three
-    # words, to 16 bytes; 1 KB in which the warps reduce.
-    "partial": (("ctas", "1", "1"), 160, 3 * 65536 + 2 * 8192 + 2 * 1024 + 16 + 1024),
+    # words, to 16 bytes; 512 bytes and 1 KB in which the warps reduce.
+    "partial": (("ctas", "1", "1"), 160, 3 * 65536 + 2 * 8192 + 2 * 1024 + 16 + 1536),
     # Two tiles of [64, 640], 80 KB each; Q of two items, 16 rows each; two P tiles of [16, 64].
-    "folded partial": (("ctas", "1", "1"), 160, 2 * 81920 + 2 * 16384 + 2 * 2048 + 16 + 1024),
+    "folded partial": (("ctas", "1", "1"), 160, 2 * 81920 + 2 * 16384 + 2 * 2048 + 16 + 1536),
     # Six tiles of [64, 256], 32 KB each; Q of two items, 8 rows of 512 bytes each: the group of 2 is padded to 8; six words.
-    "sliding partial": (("ctas", "1", "1"), 160, 6 * 32768 + 2 * 4096 + 2 * 1024 + 32 + 1024),
+    "sliding partial": (("ctas", "1", "1"), 160, 6 * 32768 + 2 * 4096 + 2 * 1024 + 32 + 1536),
     # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums and a weight each.
     "merge": (("(group * 4)", "num_kv_heads", "max_batch"), 256, 8 * 128 * 4 + 8 * 4),
     # Two heads a CTA: Q 64 KB, four tiles of [64, 256], 32 KB each.

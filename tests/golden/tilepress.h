@@ -1,6 +1,6 @@
 /* tilepress 0.1.0: attention kernels, compiled ahead of time, behind a C ABI.
  *
- * Rendered from codegen/abi.py and families.toml; do not edit. C11 and C++17.
+ * Rendered from codegen/abi and families.toml; do not edit. C11 and C++17.
  *
  * Every entry takes one pointer to an argument struct. Zero the struct, set struct_size to its sizeof, then its fields: a
  * zero field means absent. An entry returns TILEPRESS_OK or another TILEPRESS_* code, with the reason, naming the argument,

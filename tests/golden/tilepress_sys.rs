@@ -1,4 +1,4 @@
-// tilepress 0.1.0: the C ABI of tilepress.h for Rust. Rendered from codegen/abi.py; do not edit.
+// tilepress 0.1.0: the C ABI of tilepress.h for Rust. Rendered from codegen/abi; do not edit.
 // Use it with include!(concat!(env!("TILEPRESS_RUST"), "/tilepress_sys.rs")) or as a module of its own.
 #[allow(dead_code, non_camel_case_types)]
 pub mod tilepress_sys {
