@@ -2,8 +2,8 @@
 
 This file lists the operations without importing TileLang, so that the table is checked on a host that lacks it. A module
 named here has two names: `PASS_CONFIGS`, TileLang's pass configuration, and `build(request)`, the prim_func that a
-`lowered.Request` asks for. Kernel parameters and dynamic extents carry the names of the operation's argument struct (`codegen.abi`)
-or of its launch values (csrc/<operation>.h), which is how the launcher binds them.
+`lowered.Request` asks for. Kernel parameters and dynamic extents carry the names of the operation's argument struct
+(codegen.abi) or of its launch values (csrc/<operation>.h), which is how the launcher binds them.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ LAUNCHES = {
     # Q 64 KB; two tiles of 80 KB; four floats a row.
     "folded prefill": (("4", "q_tiles", "num_kv_heads"), 384, (64 + 2 * 80) * 1024 + 4 * 64 * 4),
     # Three tiles of [64, 512], 64 KB each; Q of two items, 8 rows of 1 KB each; two P tiles of [8, 64]; a mask of three
-    # words, to 16 bytes; 512 bytes and 1 KB in which the warps reduce.
+    # words, to 16 bytes; 512 bytes and 1 KB for the reductions.
     "partial": (("ctas", "1", "1"), 160, 3 * 65536 + 2 * 8192 + 2 * 1024 + 16 + 1536),
     # Two tiles of [64, 640], 80 KB each; Q of two items, 16 rows each; two P tiles of [16, 64].
     "folded partial": (("ctas", "1", "1"), 160, 2 * 81920 + 2 * 16384 + 2 * 2048 + 16 + 1536),
