@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from codegen.abi import fields
+from codegen.abi.activation import GELU_MUL
+from codegen.abi.prep import PREPS
 from codegen.abi.records import Code, CType, Field, Function, HandWritten, Memory, Struct
 from codegen.formats import FORMATS
 from codegen.status import DOCS as STATUS_DOCS
@@ -125,4 +127,4 @@ MERGE_STATES = HandWritten(
     refusals=("source_stride or lse_stride below one source's elements, where there is more than one source",),
     empty_when="num_rows",
 )
-HAND_WRITTEN = (MERGE_STATES,)
+HAND_WRITTEN = (MERGE_STATES, *PREPS, GELU_MUL)

@@ -154,12 +154,14 @@ class HandWritten(Entry):
     """An entry whose body is `run_<name>` in csrc/<source>; its argument checks are rendered.
 
     source: the file, .cpp for host code and .cu for a kernel. refusals: what it refuses beyond the fields' own limits.
-    empty_when: the count that at zero leaves nothing to do.
+    empty_when: the count that at zero leaves nothing to do. checks: the header of csrc whose `check_<name>` makes refusals that
+    no field states alone, on every host and in a stub.
     """
 
     source: str
     refusals: tuple[str, ...]
     empty_when: str = ""
+    checks: str = ""
 
     @property
     def cuda(self) -> bool:
