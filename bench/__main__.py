@@ -1,4 +1,4 @@
-"""`python -m bench prefill`, `decode` and `sliding`: measure on the GPU of this host."""
+"""`python -m bench prefill`, `decode`, `sliding` and `prep`: measure on the GPU of this host."""
 
 from __future__ import annotations
 
@@ -332,6 +332,50 @@ def sliding_command(
         progress.update(task, advance=1)
     host = report.environment(library, commit or head_commit())
     finish(report.sliding_record(host, model, gemm, copy, copy_after, prefills, decodes), report.show_sliding, out)
+
+
+# Columns of an MLP's gate and up, by model; experts left out.
+INTERMEDIATE = {"gemma4-e2b": 6144, "gemma4-e4b": 10240, "gemma4-12b": 15360, "gemma4-26b-a4b": 2112, "gemma4-31b": 21504}
+
+
+@main.command("prep")
+@click.option("--model", type=click.Choice(sorted(MODELS)), default="gemma4-31b", show_default=True)
+@click.option("--rows", type=click.IntRange(1), default=10602, show_default=True, help="Tokens of the prompt.")
+@click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="Rows of a decode step.")
+@click.option("--repeats", type=click.IntRange(1), default=25, show_default=True, help="Samples for each kernel.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where the JSON goes, if anywhere.")
+@click.option("--commit", envvar="TILEPRESS_COMMIT", help="Recorded; git is asked if absent.  [env: TILEPRESS_COMMIT]")
+def prep_command(model: str, rows: int, requests: int, repeats: int, out: Path | None, commit: str | None) -> None:
+    """The preps and the activation against this GPU's device copy: bytes moved, each once, over time."""
+    library = gpu_library()
+    import torch
+    from rich.console import Console
+
+    from bench import prep, report, roofline
+    from bench.preps import Shape
+
+    chosen = MODELS[model]
+    heads, sliding = (chosen.global_.q_heads, chosen.global_.kv_heads), (chosen.sliding.q_heads, chosen.sliding.kv_heads)
+    formats = ("split", "folded") if chosen.k_eq_v else ("split",)
+    shapes = [Shape("global", *heads, page_format=name, k_eq_v=chosen.k_eq_v, layers=1, layer=0) for name in formats]
+    shapes.append(Shape("sliding", *sliding, layers=1, layer=0))
+    results = []
+    copy = roofline.copy()
+    try:
+        for form, count in (("prompt", rows), ("decode", requests)):
+            for shape in shapes:
+                torch.cuda.empty_cache()
+                results.append(prep.measure_prep(library, shape, count, form, repeats=repeats))
+            torch.cuda.empty_cache()
+            results.append(prep.measure_activation(library, count, INTERMEDIATE[model], repeats=repeats))
+    except (ArithmeticError, ValueError, library.Error) as error:
+        raise click.ClickException(str(error)) from error
+    copy_after = roofline.copy()
+    record = prep.record(report.environment(library, commit or head_commit()), model, copy, copy_after, results)
+    prep.show(record, Console(width=None if sys.stdout.isatty() else 120))  # a log needs no 80 columns
+    if out is not None:
+        report.write(record, out)
+        click.echo(f"wrote {out}", err=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from codegen import abi
 from codegen.abi import Entry, FamilyEntry, Field, HandWritten, Struct
 from codegen.errors import OutputError
-from codegen.formats import FORMATS
+from codegen.formats import FORMATS, ROTATED
 from codegen.lowered import Lowered
 from codegen.table import Arch, Table
 
@@ -175,6 +175,11 @@ def abi_document(table: Table) -> str:
 def page_formats_header() -> str:
     """page_formats.h: what a page of each format holds, for the C sources."""
     return render("page_formats.h.j2", formats=list(FORMATS.values()))
+
+
+def prep_header() -> str:
+    """qk_prep.cuh: the device code and the launch that the preps share."""
+    return render("qk_prep.cuh.j2", rotated=ROTATED)
 
 
 def hand_written_header(table: Table) -> str:

@@ -288,8 +288,10 @@ def _families(table: Table, fail: Fail) -> None:
 TAKEN_NAMES = frozenset(
     {
         *("build_info", "last_error", "pool_bytes", "supports", "version"),
-        *("decode_plan", "decode_plan_size", "merge_states"),
-        *("decode_plan_body", "merge_states_body", "cuda_host", "error", "instances", "library", "pool", "tilepress"),
+        *("decode_plan", "decode_plan_size", "merge_states", "gelu_mul"),
+        *("prep_global_prompt", "prep_global_decode", "prep_sliding_prompt", "prep_sliding_decode"),
+        *("decode_plan_body", "merge_states_body", "activation_body", "prep_global_body", "prep_sliding_body"),
+        *("cuda_host", "error", "instances", "library", "pool", "tilepress"),
         *("hand_written", "page_formats", "python"),
     }
 )

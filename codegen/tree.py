@@ -105,6 +105,8 @@ def write(
     writer.write("generated/python.cpp", rendering.python_bindings(table))
     writer.write("generated/library.cpp", rendering.library_source(context))
     writer.write("generated/page_formats.h", rendering.page_formats_header())
+    if not context.stub:
+        writer.write("generated/qk_prep.cuh", rendering.prep_header())
     writer.write("generated/hand_written.h", rendering.hand_written_header(table))
     for hand_written in abi.hand_written(table):
         writer.write(f"generated/{hand_written.short_name}.cpp", rendering.hand_written_source(context, hand_written))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from codegen.abi import fields
+from codegen.abi.activation import GELU_MUL
+from codegen.abi.prep import PREPS
 from codegen.abi.records import Code, CType, Field, Function, HandWritten, Memory, Struct
 from codegen.formats import FORMATS
 from codegen.status import DOCS as STATUS_DOCS
@@ -127,5 +129,6 @@ MERGE_STATES = HandWritten(
         "num_rows by num_heads by head_dim beyond what one launch holds, 2^31 - 1 blocks of 2,048 elements",
     ),
     empty_when="num_rows",
+    checks="merge_states.h",
 )
-HAND_WRITTEN = (MERGE_STATES,)
+HAND_WRITTEN = (MERGE_STATES, *PREPS, GELU_MUL)

@@ -153,14 +153,15 @@ class Entry:
 class HandWritten(Entry):
     """An entry whose body is `run_<name>` in csrc/<source>; the checks of its fields are rendered.
 
-    source: the file, .cpp for host code and .cu for a kernel. A kernel's other refusals are `check_<name>` in csrc/<name>.h,
-    which a stub has too. refusals: what it refuses beyond the fields' own limits.
-    empty_when: the count that at zero leaves nothing to do.
+    source: the file, .cpp for host code and .cu for a kernel. refusals: what it refuses beyond the fields' own limits.
+    empty_when: the count that at zero leaves nothing to do. checks: the header of csrc whose `check_<name>` makes refusals that
+    no field states alone, on every host and in a stub.
     """
 
     source: str
     refusals: tuple[str, ...]
     empty_when: str = ""
+    checks: str = ""
 
     @property
     def cuda(self) -> bool:

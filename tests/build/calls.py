@@ -39,6 +39,8 @@ def structure(name: str) -> type[ctypes.Structure]:
 # The struct of every entry, by the entry's short name.
 PREFILL_ARGS = structure("tilepress_prefill_args")
 DECODE_ARGS = structure("tilepress_decode_args")
+PREP_PROMPT_ARGS = structure("tilepress_prep_prompt_args")
+PREP_DECODE_ARGS = structure("tilepress_prep_decode_args")
 STRUCTS = {
     "global_prefill": PREFILL_ARGS,
     "sliding_prefill": structure("tilepress_sliding_prefill_args"),
@@ -47,6 +49,11 @@ STRUCTS = {
     "decode_plan_size": structure("tilepress_decode_plan_size_args"),
     "decode_plan": structure("tilepress_decode_plan_args"),
     "merge_states": structure("tilepress_merge_states_args"),
+    "prep_global_prompt": PREP_PROMPT_ARGS,
+    "prep_global_decode": PREP_DECODE_ARGS,
+    "prep_sliding_prompt": PREP_PROMPT_ARGS,
+    "prep_sliding_decode": PREP_DECODE_ARGS,
+    "gelu_mul": structure("tilepress_gelu_mul_args"),
 }
 
 KEPT: list[Any] = []  # host arrays live as long as the process

@@ -78,7 +78,7 @@ def narrow_table(path: Path, more: str = "") -> Path:
 def narrow_lists(folder: Path, *kernels: str) -> Path:
     """The committed symbol lists, less those of the kernels that are not among `kernels`."""
     shutil.copytree(ROOT / "build_tools/symbols", folder)
-    for path in (folder / "objects").glob("*_g*_*.txt"):
+    for path in (folder / "objects").glob("*_g[0-9]*_*.txt"):
         if path.stem not in kernels:
             path.unlink()
     return folder

@@ -16,6 +16,11 @@ CALL(sliding_decode, tilepress_decode_args)
 CALL(decode_plan_size, tilepress_decode_plan_size_args)
 CALL(decode_plan, tilepress_decode_plan_args)
 CALL(merge_states, tilepress_merge_states_args)
+CALL(prep_global_prompt, tilepress_prep_prompt_args)
+CALL(prep_global_decode, tilepress_prep_decode_args)
+CALL(prep_sliding_prompt, tilepress_prep_prompt_args)
+CALL(prep_sliding_decode, tilepress_prep_decode_args)
+CALL(gelu_mul, tilepress_gelu_mul_args)
 int32_t call_pool_bytes(int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
                         int32_t page_format, int32_t k_eq_v, int64_t *bytes) {
   return tilepress_pool_bytes(num_pages, num_layers, num_kv_heads, head_dim, page_size, page_format, k_eq_v, bytes);

@@ -37,11 +37,16 @@ SYMBOLS = [
     "tilepress_build_info",
     "tilepress_decode_plan",
     "tilepress_decode_plan_size",
+    "tilepress_gelu_mul",
     "tilepress_global_decode",
     "tilepress_global_prefill",
     "tilepress_last_error",
     "tilepress_merge_states",
     "tilepress_pool_bytes",
+    "tilepress_prep_global_decode",
+    "tilepress_prep_global_prompt",
+    "tilepress_prep_sliding_decode",
+    "tilepress_prep_sliding_prompt",
     "tilepress_sliding_decode",
     "tilepress_sliding_prefill",
     "tilepress_supports",
@@ -148,6 +153,11 @@ ENTRIES = [
     {"name": "tilepress_decode_plan_size", "struct": "tilepress_decode_plan_size_args"},
     {"name": "tilepress_decode_plan", "struct": "tilepress_decode_plan_args"},
     {"name": "tilepress_merge_states", "struct": "tilepress_merge_states_args"},
+    {"name": "tilepress_prep_global_prompt", "struct": "tilepress_prep_prompt_args"},
+    {"name": "tilepress_prep_global_decode", "struct": "tilepress_prep_decode_args"},
+    {"name": "tilepress_prep_sliding_prompt", "struct": "tilepress_prep_prompt_args"},
+    {"name": "tilepress_prep_sliding_decode", "struct": "tilepress_prep_decode_args"},
+    {"name": "tilepress_gelu_mul", "struct": "tilepress_gelu_mul_args"},
 ]
 
 # Grid and threads of every kernel. A windowed prefill's CTA has two heads; a merge's, 128 of a head's columns.
@@ -242,7 +252,8 @@ def test_the_depfile_lists_the_sources(library: Path) -> None:
     listed = [Path(line.strip(" \\")) for line in rest.splitlines() if line.strip(" \\")]
     wanted = ["families.toml", "CMakeLists.txt", "codegen/abi/decode.py", "codegen/formats.py", "codegen/kernels/prefill.py"]
     wanted += ["codegen/templates/tilepress.h.j2", "codegen/templates/kernel.cu.j2", "csrc/prefill.h", "csrc/error.cpp"]
-    wanted += ["csrc/decode_plan.cpp", "csrc/merge_states.cu"]
+    wanted += ["csrc/decode_plan.cpp", "csrc/merge_states.cu", "codegen/abi/prep.py", "codegen/templates/qk_prep.cuh.j2"]
+    wanted += ["csrc/activation.cu", "csrc/activation.h", "csrc/band.h", "csrc/prep.h", "csrc/prep_global.cu"]
     assert {ROOT / name for name in wanted} <= set(listed)
     assert all(path.is_file() for path in listed)
     assert len(listed) == len(set(listed))
@@ -354,7 +365,8 @@ def test_a_kernels_flags_are_the_tables_alone(narrow: Narrow, run_cli: Cli, tmp_
     if done.code:
         done.failed(errors.ToolchainError.exit_code, "NVCC_APPEND_FLAGS")
     else:
-        for name in ("sliding_decode_partial_g4_split.o", "sliding_decode_merge.o", "merge_states_body.o"):
+        bodies = ("merge_states_body.o", "prep_global_body.o", "prep_sliding_body.o", "activation_body.o")
+        for name in ("sliding_decode_partial_g4_split.o", "sliding_decode_merge.o", *bodies):
             assert objects(tmp_path / "out")[name] == objects(narrow.out)[name]
 
 
@@ -453,8 +465,9 @@ def test_one_family_of_two(wide: tuple[Path, Path, Path], run_cli: Cli, tmp_path
     table, _, lists = wide
     run_cli(*BUILD, "--table", table, "--symbols", lists, "--out", tmp_path, "--family", "wide_prefill").succeeded()
     # Without a decode there is no planner.
-    names = [name for name in SYMBOLS if "prefill" not in name and "decode" not in name]
-    assert len(names) == 6
+    planner = ("tilepress_decode_plan", "tilepress_decode_plan_size")
+    names = [name for name in SYMBOLS if name not in (*planner, *(entry["name"] for entry in ENTRIES[:4]))]
+    assert len(names) == 11
     assert read(tmp_path / "share/tilepress/symbols.txt").splitlines() == [*names, "tilepress_wide_prefill"]
     narrow = ("--table", table, "--symbols", lists, "--out", tmp_path)
     run_cli("verify", *narrow, "--family", "wide_prefill").succeeded()
@@ -696,7 +709,7 @@ def test_verify_without_a_build(run_cli: Cli, tmp_path: Path) -> None:
 
 
 def test_verify_agrees_and_disagrees(library: Path, run_cli: Cli, tmp_path: Path) -> None:
-    assert "12 exported symbols agree" in run_cli("verify", "--out", library).succeeded().stdout
+    assert "17 exported symbols agree" in run_cli("verify", "--out", library).succeeded().stdout
     lists = tmp_path / "symbols"
     shutil.copytree(ROOT / "build_tools/symbols", lists)
     (lists / "objects/error.txt").write_text("T tilepress_last_error\n")

@@ -34,9 +34,10 @@ enum {
 
 /* Bits of a device status word: what only the device can see. */
 enum {
-  TILEPRESS_STATUS_BAD_PAGE_ID = 1, /* a page id lies outside the pool; its keys were masked */
-  TILEPRESS_STATUS_BAD_INDEX = 2, /* an index pointer, a last page length or an origin that a tile used lies outside its range; it was clamped */
-  TILEPRESS_STATUS_BAD_WINDOW = 4 /* a window reaches before the request's page list; the keys before it were masked */
+  TILEPRESS_STATUS_BAD_PAGE_ID = 1, /* a page id lies outside the pool; its keys were masked, or not written */
+  TILEPRESS_STATUS_BAD_INDEX = 2, /* an index pointer, a last page length or an origin that a tile or row used lies outside its range; it was clamped, or the row was not written */
+  TILEPRESS_STATUS_BAD_WINDOW = 4, /* a window reaches before the request's page list; the keys before it were masked */
+  TILEPRESS_STATUS_BAD_POSITION = 8 /* a position lies outside the cos and sin tables, and its row was not written, or outside its page list, and its K and V were not written */
 };
 
 #ifdef __cplusplus
@@ -132,6 +133,234 @@ typedef struct tilepress_merge_states_args {
   int32_t head_dim;
 } tilepress_merge_states_args;
 
+/* Arguments of the prompt preps. Zero the struct, set struct_size, then the fields. */
+typedef struct tilepress_prep_prompt_args {
+  /* sizeof this struct, in bytes; anything else is refused. */
+  uint64_t struct_size;
+  /* rows that hold the q projection as a column band (bf16 [rows, q_row_stride]; device, aligned to 16 bytes). */
+  const void *q_in;
+  /* rows that hold the k projection; absent where the layer shares an earlier one's KV: then Q alone is prepared,
+   * and the fields of k, v and the pool are checked but not used (bf16 [rows, k_row_stride]; device, optional,
+   * aligned to 16 bytes). */
+  const void *k_in;
+  /* rows that hold the v projection; absent with k_eq_v (bf16 [rows, v_row_stride]; device, optional, aligned to 16
+   * bytes). */
+  const void *v_in;
+  /* weight of q's RMS norm (bf16 [head_dim]; device, aligned to 16 bytes). */
+  const void *q_norm;
+  /* weight of k's RMS norm, needed with k_in (bf16 [head_dim]; device, optional, aligned to 16 bytes). */
+  const void *k_norm;
+  /* cos of position times inverse frequency, by position and RoPE pair (float [max_positions, rotary / 2]; device,
+   * aligned to 16 bytes). */
+  const float *cos;
+  /* sin of position times inverse frequency, by position and RoPE pair (float [max_positions, rotary / 2]; device,
+   * aligned to 16 bytes). */
+  const float *sin;
+  /* queries for attention; must not overlap the inputs (bf16 [rows, num_q_heads, head_dim]; device, aligned to 16
+   * bytes). */
+  void *q_out;
+  /* the KV pool, all layers, needed with k_in (bf16 [num_pages * rows_per_page, num_kv_heads, row width of the page
+   * format]; device, optional, aligned to 16 bytes). */
+  void *pool;
+  /* pages of every request, needed with k_in; a row whose id is outside [0, num_pages) is not written to the pool
+   * (int32 [num_page_ids]; device, optional). */
+  const int32_t *page_ids;
+  /* request r has the pages page_ids[page_indptr[r] .. page_indptr[r + 1]), needed with k_in (int32 [batch + 1];
+   * device, optional). */
+  const int32_t *page_indptr;
+  /* position of the first token of each page list, a multiple of page_size; absent: 0 (int32 [batch]; device,
+   * optional). */
+  const int32_t *kv_origin;
+  /* request r has the rows [q_indptr[r], q_indptr[r + 1]) (int32 [batch + 1]; device). */
+  const int32_t *q_indptr;
+  /* position of each request's first row; its others follow (int32 [batch]; device). */
+  const int32_t *positions;
+  /* status word: bits TILEPRESS_STATUS_* are or-ed in, never cleared (uint32 [1]; device, optional). */
+  uint32_t *status;
+  /* a cudaStream_t of the current device; null is the default stream (host, optional). */
+  void *stream;
+  /* pages in the pool (1 to 2147483647). */
+  int64_t num_pages;
+  /* rows a page holds over all layers (1 to 2147483584, a multiple of 64). */
+  int64_t rows_per_page;
+  /* this layer's first row inside a page (0 to 2147483584, a multiple of 64). */
+  int64_t layer_row;
+  /* first column of the band in a row of q_in (0 to 2147483640, a multiple of 8). */
+  int64_t q_band_offset;
+  /* columns of the band: num_q_heads * head_dim (0 to 2147483640). */
+  int64_t q_band_length;
+  /* elements from one row of q_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of
+   * 8). */
+  int64_t q_row_stride;
+  /* first column of the band in a row of k_in (0 to 2147483640, a multiple of 8). */
+  int64_t k_band_offset;
+  /* columns of the band: num_kv_heads * head_dim (0 to 2147483640). */
+  int64_t k_band_length;
+  /* elements from one row of k_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of
+   * 8). */
+  int64_t k_row_stride;
+  /* first column of the band in a row of v_in (0 to 2147483640, a multiple of 8). */
+  int64_t v_band_offset;
+  /* columns of the band: num_kv_heads * head_dim, unless k_eq_v (0 to 2147483640). */
+  int64_t v_band_length;
+  /* elements from one row of v_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of
+   * 8). */
+  int64_t v_row_stride;
+  /* rows, one a token (0 or more). */
+  int32_t rows;
+  /* length of page_ids (0 to 16777216). */
+  int32_t num_page_ids;
+  /* query heads; a multiple of num_kv_heads (1 or more). */
+  int32_t num_q_heads;
+  /* KV heads (1 to 65535). */
+  int32_t num_kv_heads;
+  /* columns a head (1 or more). */
+  int32_t head_dim;
+  /* tokens a page (1 or more). */
+  int32_t page_size;
+  /* a TILEPRESS_PAGE_FORMAT_* value (1 or more). */
+  int32_t page_format;
+  /* 1 where V is K's projection under a norm of its own, without a weight; else 0 (0 to 1). */
+  int32_t k_eq_v;
+  /* columns that turn: the RoPE pairs are (i, i + head_dim / 2) for i below rotary / 2 (2 or more, a multiple of 2). */
+  int32_t rotary;
+  /* positions that cos and sin hold (1 or more). */
+  int32_t max_positions;
+  /* added to a row's mean square; finite and above 0. */
+  float eps;
+  /* requests (0 or more). */
+  int32_t batch;
+} tilepress_prep_prompt_args;
+
+/* Arguments of the decode preps. Zero the struct, set struct_size, then the fields. */
+typedef struct tilepress_prep_decode_args {
+  /* sizeof this struct, in bytes; anything else is refused. */
+  uint64_t struct_size;
+  /* rows that hold the q projection as a column band (bf16 [rows, q_row_stride]; device, aligned to 16 bytes). */
+  const void *q_in;
+  /* rows that hold the k projection; absent where the layer shares an earlier one's KV: then Q alone is prepared,
+   * and the fields of k, v and the pool are checked but not used (bf16 [rows, k_row_stride]; device, optional,
+   * aligned to 16 bytes). */
+  const void *k_in;
+  /* rows that hold the v projection; absent with k_eq_v (bf16 [rows, v_row_stride]; device, optional, aligned to 16
+   * bytes). */
+  const void *v_in;
+  /* weight of q's RMS norm (bf16 [head_dim]; device, aligned to 16 bytes). */
+  const void *q_norm;
+  /* weight of k's RMS norm, needed with k_in (bf16 [head_dim]; device, optional, aligned to 16 bytes). */
+  const void *k_norm;
+  /* cos of position times inverse frequency, by position and RoPE pair (float [max_positions, rotary / 2]; device,
+   * aligned to 16 bytes). */
+  const float *cos;
+  /* sin of position times inverse frequency, by position and RoPE pair (float [max_positions, rotary / 2]; device,
+   * aligned to 16 bytes). */
+  const float *sin;
+  /* queries for attention; must not overlap the inputs (bf16 [rows, num_q_heads, head_dim]; device, aligned to 16
+   * bytes). */
+  void *q_out;
+  /* the KV pool, all layers, needed with k_in (bf16 [num_pages * rows_per_page, num_kv_heads, row width of the page
+   * format]; device, optional, aligned to 16 bytes). */
+  void *pool;
+  /* pages of every request, needed with k_in; a row whose id is outside [0, num_pages) is not written to the pool
+   * (int32 [num_page_ids]; device, optional). */
+  const int32_t *page_ids;
+  /* row r has the pages page_ids[page_indptr[r] .. page_indptr[r + 1]), needed with k_in (int32 [rows + 1]; device,
+   * optional). */
+  const int32_t *page_indptr;
+  /* position of the first token of each page list, a multiple of page_size; absent: 0 (int32 [rows]; device,
+   * optional). */
+  const int32_t *kv_origin;
+  /* position of each row's token (int32 [rows]; device). */
+  const int32_t *positions;
+  /* status word: bits TILEPRESS_STATUS_* are or-ed in, never cleared (uint32 [1]; device, optional). */
+  uint32_t *status;
+  /* a cudaStream_t of the current device; null is the default stream (host, optional). */
+  void *stream;
+  /* pages in the pool (1 to 2147483647). */
+  int64_t num_pages;
+  /* rows a page holds over all layers (1 to 2147483584, a multiple of 64). */
+  int64_t rows_per_page;
+  /* this layer's first row inside a page (0 to 2147483584, a multiple of 64). */
+  int64_t layer_row;
+  /* first column of the band in a row of q_in (0 to 2147483640, a multiple of 8). */
+  int64_t q_band_offset;
+  /* columns of the band: num_q_heads * head_dim (0 to 2147483640). */
+  int64_t q_band_length;
+  /* elements from one row of q_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of
+   * 8). */
+  int64_t q_row_stride;
+  /* first column of the band in a row of k_in (0 to 2147483640, a multiple of 8). */
+  int64_t k_band_offset;
+  /* columns of the band: num_kv_heads * head_dim (0 to 2147483640). */
+  int64_t k_band_length;
+  /* elements from one row of k_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of
+   * 8). */
+  int64_t k_row_stride;
+  /* first column of the band in a row of v_in (0 to 2147483640, a multiple of 8). */
+  int64_t v_band_offset;
+  /* columns of the band: num_kv_heads * head_dim, unless k_eq_v (0 to 2147483640). */
+  int64_t v_band_length;
+  /* elements from one row of v_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of
+   * 8). */
+  int64_t v_row_stride;
+  /* rows, one a token (0 or more). */
+  int32_t rows;
+  /* length of page_ids (0 to 16777216). */
+  int32_t num_page_ids;
+  /* query heads; a multiple of num_kv_heads (1 or more). */
+  int32_t num_q_heads;
+  /* KV heads (1 to 65535). */
+  int32_t num_kv_heads;
+  /* columns a head (1 or more). */
+  int32_t head_dim;
+  /* tokens a page (1 or more). */
+  int32_t page_size;
+  /* a TILEPRESS_PAGE_FORMAT_* value (1 or more). */
+  int32_t page_format;
+  /* 1 where V is K's projection under a norm of its own, without a weight; else 0 (0 to 1). */
+  int32_t k_eq_v;
+  /* columns that turn: the RoPE pairs are (i, i + head_dim / 2) for i below rotary / 2 (2 or more, a multiple of 2). */
+  int32_t rotary;
+  /* positions that cos and sin hold (1 or more). */
+  int32_t max_positions;
+  /* added to a row's mean square; finite and above 0. */
+  float eps;
+  /* zero (0 to 0). */
+  uint32_t reserved;
+} tilepress_prep_decode_args;
+
+/* Arguments of tilepress_gelu_mul. */
+typedef struct tilepress_gelu_mul_args {
+  /* sizeof this struct, in bytes; anything else is refused. */
+  uint64_t struct_size;
+  /* rows that hold the gate projection as a column band (bf16 [rows, gate_row_stride]; device, aligned to 16 bytes). */
+  const void *gate_in;
+  /* rows that hold the up projection as a column band (bf16 [rows, up_row_stride]; device, aligned to 16 bytes). */
+  const void *up_in;
+  /* gelu_tanh(gate) * up; must not overlap gate_in or up_in (bf16 [rows, columns]; device, aligned to 16 bytes). */
+  void *out;
+  /* a cudaStream_t of the current device; null is the default stream (host, optional). */
+  void *stream;
+  /* first column of the band in a row of gate_in (0 to 2147483640, a multiple of 8). */
+  int64_t gate_band_offset;
+  /* columns of the band: columns (0 to 2147483640). */
+  int64_t gate_band_length;
+  /* elements from one row of gate_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of
+   * 8). */
+  int64_t gate_row_stride;
+  /* first column of the band in a row of up_in (0 to 2147483640, a multiple of 8). */
+  int64_t up_band_offset;
+  /* columns of the band: columns (0 to 2147483640). */
+  int64_t up_band_length;
+  /* elements from one row of up_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of
+   * 8). */
+  int64_t up_row_stride;
+  /* rows (0 or more). */
+  int32_t rows;
+  /* columns of out (8 to 2147483640, a multiple of 8). */
+  int32_t columns;
+} tilepress_gelu_mul_args;
+
 /* Causal grouped-query attention of a ragged batch of requests over a paged KV pool. Query row i of a request with n
  * rows and a context of L tokens sees keys 0 to L - n + i: rows continue a context that is already in the pool,
  * their own keys included. A row that sees no key gives zeros and lse = -inf. A request without rows does nothing.
@@ -143,6 +372,50 @@ int tilepress_sample_prefill(const tilepress_prefill_args *args);
  * sharded over GPUs, or a shared prefix. A source whose lse is -inf weighs nothing; a row that no source saw gives
  * zeros and lse = -inf. The order of the sources is the order of the sum. Returns a TILEPRESS_* code. */
 int tilepress_merge_states(const tilepress_merge_states_args *args);
+
+/* Prepares attention's operands from the projections' rows, which may be stacked in one fused row: q_in, k_in and
+ * v_in may be one buffer. Q = rope(norm(q) * q_norm) into a packed buffer; K = rope(norm(k) * k_norm) and V, normed
+ * without a weight, into the paged pool. A norm is in fp32 and rounded to bf16, then the rotation is in fp32 and
+ * rounded. Global layers, head_dim 512, split or folded pages. With k_eq_v V is K's row under the same inverse RMS.
+ * For folded pages Q carries k_norm's weight on the columns that a folded row does not keep rotated: [64, 256) and
+ * [320, 512). Rows are a ragged batch of prompts, consecutive positions each; rows that no request owns are not
+ * written. A row whose position the cos and sin tables do not hold is skipped; one whose position lies outside its
+ * page list, or whose page lies outside the pool, has its Q written but not its K and V: status bits tell. A row's
+ * bits depend on that row alone. Returns a TILEPRESS_* code. */
+int tilepress_prep_global_prompt(const tilepress_prep_prompt_args *args);
+
+/* Prepares attention's operands from the projections' rows, which may be stacked in one fused row: q_in, k_in and
+ * v_in may be one buffer. Q = rope(norm(q) * q_norm) into a packed buffer; K = rope(norm(k) * k_norm) and V, normed
+ * without a weight, into the paged pool. A norm is in fp32 and rounded to bf16, then the rotation is in fp32 and
+ * rounded. Global layers, head_dim 512, split or folded pages. With k_eq_v V is K's row under the same inverse RMS.
+ * For folded pages Q carries k_norm's weight on the columns that a folded row does not keep rotated: [64, 256) and
+ * [320, 512). Every row is one request's next token. A row whose position the cos and sin tables do not hold is
+ * skipped; one whose position lies outside its page list, or whose page lies outside the pool, has its Q written but
+ * not its K and V: status bits tell. A row's bits depend on that row alone. Returns a TILEPRESS_* code. */
+int tilepress_prep_global_decode(const tilepress_prep_decode_args *args);
+
+/* Prepares attention's operands from the projections' rows, which may be stacked in one fused row: q_in, k_in and
+ * v_in may be one buffer. Q = rope(norm(q) * q_norm) into a packed buffer; K = rope(norm(k) * k_norm) and V, normed
+ * without a weight, into the paged pool. A norm is in fp32 and rounded to bf16, then the rotation is in fp32 and
+ * rounded. Sliding layers, head_dim 256, split pages. Rows are a ragged batch of prompts, consecutive positions
+ * each; rows that no request owns are not written. A row whose position the cos and sin tables do not hold is
+ * skipped; one whose position lies outside its page list, or whose page lies outside the pool, has its Q written but
+ * not its K and V: status bits tell. A row's bits depend on that row alone. Returns a TILEPRESS_* code. */
+int tilepress_prep_sliding_prompt(const tilepress_prep_prompt_args *args);
+
+/* Prepares attention's operands from the projections' rows, which may be stacked in one fused row: q_in, k_in and
+ * v_in may be one buffer. Q = rope(norm(q) * q_norm) into a packed buffer; K = rope(norm(k) * k_norm) and V, normed
+ * without a weight, into the paged pool. A norm is in fp32 and rounded to bf16, then the rotation is in fp32 and
+ * rounded. Sliding layers, head_dim 256, split pages. Every row is one request's next token. A row whose position
+ * the cos and sin tables do not hold is skipped; one whose position lies outside its page list, or whose page lies
+ * outside the pool, has its Q written but not its K and V: status bits tell. A row's bits depend on that row alone.
+ * Returns a TILEPRESS_* code. */
+int tilepress_prep_sliding_decode(const tilepress_prep_decode_args *args);
+
+/* The activation of a gated MLP, gelu_tanh(gate) * up, of rows that may be stacked in one fused row: gate_in and
+ * up_in may be one buffer. gelu_tanh is computed in fp32 and rounded to bf16 before the product, which is rounded
+ * once. Returns a TILEPRESS_* code. */
+int tilepress_gelu_mul(const tilepress_gelu_mul_args *args);
 
 /* The calling thread's message of its last call that did not return TILEPRESS_OK: which argument and why. Never
  * null; valid until the thread's next call into the library. */

@@ -24,12 +24,14 @@ pub mod tilepress_sys {
     /// a page holds page_size rows [K_rot 128 | V head_dim]; K_rot is rotated K at columns [0, 64), then at [head_dim / 2, head_dim / 2 + 64); the query carries K's norm weight elsewhere. Only where K and V are one projection (k_eq_v)
     pub const PAGE_FORMAT_FOLDED: i32 = 2;
 
-    /// a page id lies outside the pool; its keys were masked
+    /// a page id lies outside the pool; its keys were masked, or not written
     pub const STATUS_BAD_PAGE_ID: u32 = 1;
-    /// an index pointer, a last page length or an origin that a tile used lies outside its range; it was clamped
+    /// an index pointer, a last page length or an origin that a tile or row used lies outside its range; it was clamped, or the row was not written
     pub const STATUS_BAD_INDEX: u32 = 2;
     /// a window reaches before the request's page list; the keys before it were masked
     pub const STATUS_BAD_WINDOW: u32 = 4;
+    /// a position lies outside the cos and sin tables, and its row was not written, or outside its page list, and its K and V were not written
+    pub const STATUS_BAD_POSITION: u32 = 8;
 
     /// Arguments of every prefill entry. Zero the struct, set struct_size, then the fields.
     #[repr(C)]
@@ -137,11 +139,257 @@ pub mod tilepress_sys {
         }
     }
 
+    /// Arguments of the prompt preps. Zero the struct, set struct_size, then the fields.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug)]
+    pub struct tilepress_prep_prompt_args {
+        /// sizeof this struct, in bytes; anything else is refused.
+        pub struct_size: u64,
+        /// rows that hold the q projection as a column band (bf16 [rows, q_row_stride]; device, aligned to 16 bytes).
+        pub q_in: *const c_void,
+        /// rows that hold the k projection; absent where the layer shares an earlier one's KV: then Q alone is prepared, and the fields of k, v and the pool are checked but not used (bf16 [rows, k_row_stride]; device, optional, aligned to 16 bytes).
+        pub k_in: *const c_void,
+        /// rows that hold the v projection; absent with k_eq_v (bf16 [rows, v_row_stride]; device, optional, aligned to 16 bytes).
+        pub v_in: *const c_void,
+        /// weight of q's RMS norm (bf16 [head_dim]; device, aligned to 16 bytes).
+        pub q_norm: *const c_void,
+        /// weight of k's RMS norm, needed with k_in (bf16 [head_dim]; device, optional, aligned to 16 bytes).
+        pub k_norm: *const c_void,
+        /// cos of position times inverse frequency, by position and RoPE pair (float [max_positions, rotary / 2]; device, aligned to 16 bytes).
+        pub cos: *const f32,
+        /// sin of position times inverse frequency, by position and RoPE pair (float [max_positions, rotary / 2]; device, aligned to 16 bytes).
+        pub sin: *const f32,
+        /// queries for attention; must not overlap the inputs (bf16 [rows, num_q_heads, head_dim]; device, aligned to 16 bytes).
+        pub q_out: *mut c_void,
+        /// the KV pool, all layers, needed with k_in (bf16 [num_pages * rows_per_page, num_kv_heads, row width of the page format]; device, optional, aligned to 16 bytes).
+        pub pool: *mut c_void,
+        /// pages of every request, needed with k_in; a row whose id is outside [0, num_pages) is not written to the pool (int32 [num_page_ids]; device, optional).
+        pub page_ids: *const i32,
+        /// request r has the pages page_ids[page_indptr[r] .. page_indptr[r + 1]), needed with k_in (int32 [batch + 1]; device, optional).
+        pub page_indptr: *const i32,
+        /// position of the first token of each page list, a multiple of page_size; absent: 0 (int32 [batch]; device, optional).
+        pub kv_origin: *const i32,
+        /// request r has the rows [q_indptr[r], q_indptr[r + 1]) (int32 [batch + 1]; device).
+        pub q_indptr: *const i32,
+        /// position of each request's first row; its others follow (int32 [batch]; device).
+        pub positions: *const i32,
+        /// status word: bits TILEPRESS_STATUS_* are or-ed in, never cleared (uint32 [1]; device, optional).
+        pub status: *mut u32,
+        /// a cudaStream_t of the current device; null is the default stream (host, optional).
+        pub stream: *mut c_void,
+        /// pages in the pool (1 to 2147483647).
+        pub num_pages: i64,
+        /// rows a page holds over all layers (1 to 2147483584, a multiple of 64).
+        pub rows_per_page: i64,
+        /// this layer's first row inside a page (0 to 2147483584, a multiple of 64).
+        pub layer_row: i64,
+        /// first column of the band in a row of q_in (0 to 2147483640, a multiple of 8).
+        pub q_band_offset: i64,
+        /// columns of the band: num_q_heads * head_dim (0 to 2147483640).
+        pub q_band_length: i64,
+        /// elements from one row of q_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of 8).
+        pub q_row_stride: i64,
+        /// first column of the band in a row of k_in (0 to 2147483640, a multiple of 8).
+        pub k_band_offset: i64,
+        /// columns of the band: num_kv_heads * head_dim (0 to 2147483640).
+        pub k_band_length: i64,
+        /// elements from one row of k_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of 8).
+        pub k_row_stride: i64,
+        /// first column of the band in a row of v_in (0 to 2147483640, a multiple of 8).
+        pub v_band_offset: i64,
+        /// columns of the band: num_kv_heads * head_dim, unless k_eq_v (0 to 2147483640).
+        pub v_band_length: i64,
+        /// elements from one row of v_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of 8).
+        pub v_row_stride: i64,
+        /// rows, one a token (0 or more).
+        pub rows: i32,
+        /// length of page_ids (0 to 16777216).
+        pub num_page_ids: i32,
+        /// query heads; a multiple of num_kv_heads (1 or more).
+        pub num_q_heads: i32,
+        /// KV heads (1 to 65535).
+        pub num_kv_heads: i32,
+        /// columns a head (1 or more).
+        pub head_dim: i32,
+        /// tokens a page (1 or more).
+        pub page_size: i32,
+        /// a TILEPRESS_PAGE_FORMAT_* value (1 or more).
+        pub page_format: i32,
+        /// 1 where V is K's projection under a norm of its own, without a weight; else 0 (0 to 1).
+        pub k_eq_v: i32,
+        /// columns that turn: the RoPE pairs are (i, i + head_dim / 2) for i below rotary / 2 (2 or more, a multiple of 2).
+        pub rotary: i32,
+        /// positions that cos and sin hold (1 or more).
+        pub max_positions: i32,
+        /// added to a row's mean square; finite and above 0.
+        pub eps: f32,
+        /// requests (0 or more).
+        pub batch: i32,
+    }
+
+    impl Default for tilepress_prep_prompt_args {
+        /// All fields absent (zero), struct_size set.
+        fn default() -> Self {
+            // Integers, floats and raw pointers: all-zero bytes are a valid value of each.
+            let mut args: Self = unsafe { core::mem::zeroed() };
+            args.struct_size = core::mem::size_of::<Self>() as u64;
+            args
+        }
+    }
+
+    /// Arguments of the decode preps. Zero the struct, set struct_size, then the fields.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug)]
+    pub struct tilepress_prep_decode_args {
+        /// sizeof this struct, in bytes; anything else is refused.
+        pub struct_size: u64,
+        /// rows that hold the q projection as a column band (bf16 [rows, q_row_stride]; device, aligned to 16 bytes).
+        pub q_in: *const c_void,
+        /// rows that hold the k projection; absent where the layer shares an earlier one's KV: then Q alone is prepared, and the fields of k, v and the pool are checked but not used (bf16 [rows, k_row_stride]; device, optional, aligned to 16 bytes).
+        pub k_in: *const c_void,
+        /// rows that hold the v projection; absent with k_eq_v (bf16 [rows, v_row_stride]; device, optional, aligned to 16 bytes).
+        pub v_in: *const c_void,
+        /// weight of q's RMS norm (bf16 [head_dim]; device, aligned to 16 bytes).
+        pub q_norm: *const c_void,
+        /// weight of k's RMS norm, needed with k_in (bf16 [head_dim]; device, optional, aligned to 16 bytes).
+        pub k_norm: *const c_void,
+        /// cos of position times inverse frequency, by position and RoPE pair (float [max_positions, rotary / 2]; device, aligned to 16 bytes).
+        pub cos: *const f32,
+        /// sin of position times inverse frequency, by position and RoPE pair (float [max_positions, rotary / 2]; device, aligned to 16 bytes).
+        pub sin: *const f32,
+        /// queries for attention; must not overlap the inputs (bf16 [rows, num_q_heads, head_dim]; device, aligned to 16 bytes).
+        pub q_out: *mut c_void,
+        /// the KV pool, all layers, needed with k_in (bf16 [num_pages * rows_per_page, num_kv_heads, row width of the page format]; device, optional, aligned to 16 bytes).
+        pub pool: *mut c_void,
+        /// pages of every request, needed with k_in; a row whose id is outside [0, num_pages) is not written to the pool (int32 [num_page_ids]; device, optional).
+        pub page_ids: *const i32,
+        /// row r has the pages page_ids[page_indptr[r] .. page_indptr[r + 1]), needed with k_in (int32 [rows + 1]; device, optional).
+        pub page_indptr: *const i32,
+        /// position of the first token of each page list, a multiple of page_size; absent: 0 (int32 [rows]; device, optional).
+        pub kv_origin: *const i32,
+        /// position of each row's token (int32 [rows]; device).
+        pub positions: *const i32,
+        /// status word: bits TILEPRESS_STATUS_* are or-ed in, never cleared (uint32 [1]; device, optional).
+        pub status: *mut u32,
+        /// a cudaStream_t of the current device; null is the default stream (host, optional).
+        pub stream: *mut c_void,
+        /// pages in the pool (1 to 2147483647).
+        pub num_pages: i64,
+        /// rows a page holds over all layers (1 to 2147483584, a multiple of 64).
+        pub rows_per_page: i64,
+        /// this layer's first row inside a page (0 to 2147483584, a multiple of 64).
+        pub layer_row: i64,
+        /// first column of the band in a row of q_in (0 to 2147483640, a multiple of 8).
+        pub q_band_offset: i64,
+        /// columns of the band: num_q_heads * head_dim (0 to 2147483640).
+        pub q_band_length: i64,
+        /// elements from one row of q_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of 8).
+        pub q_row_stride: i64,
+        /// first column of the band in a row of k_in (0 to 2147483640, a multiple of 8).
+        pub k_band_offset: i64,
+        /// columns of the band: num_kv_heads * head_dim (0 to 2147483640).
+        pub k_band_length: i64,
+        /// elements from one row of k_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of 8).
+        pub k_row_stride: i64,
+        /// first column of the band in a row of v_in (0 to 2147483640, a multiple of 8).
+        pub v_band_offset: i64,
+        /// columns of the band: num_kv_heads * head_dim, unless k_eq_v (0 to 2147483640).
+        pub v_band_length: i64,
+        /// elements from one row of v_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of 8).
+        pub v_row_stride: i64,
+        /// rows, one a token (0 or more).
+        pub rows: i32,
+        /// length of page_ids (0 to 16777216).
+        pub num_page_ids: i32,
+        /// query heads; a multiple of num_kv_heads (1 or more).
+        pub num_q_heads: i32,
+        /// KV heads (1 to 65535).
+        pub num_kv_heads: i32,
+        /// columns a head (1 or more).
+        pub head_dim: i32,
+        /// tokens a page (1 or more).
+        pub page_size: i32,
+        /// a TILEPRESS_PAGE_FORMAT_* value (1 or more).
+        pub page_format: i32,
+        /// 1 where V is K's projection under a norm of its own, without a weight; else 0 (0 to 1).
+        pub k_eq_v: i32,
+        /// columns that turn: the RoPE pairs are (i, i + head_dim / 2) for i below rotary / 2 (2 or more, a multiple of 2).
+        pub rotary: i32,
+        /// positions that cos and sin hold (1 or more).
+        pub max_positions: i32,
+        /// added to a row's mean square; finite and above 0.
+        pub eps: f32,
+        /// zero (0 to 0).
+        pub reserved: u32,
+    }
+
+    impl Default for tilepress_prep_decode_args {
+        /// All fields absent (zero), struct_size set.
+        fn default() -> Self {
+            // Integers, floats and raw pointers: all-zero bytes are a valid value of each.
+            let mut args: Self = unsafe { core::mem::zeroed() };
+            args.struct_size = core::mem::size_of::<Self>() as u64;
+            args
+        }
+    }
+
+    /// Arguments of tilepress_gelu_mul.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug)]
+    pub struct tilepress_gelu_mul_args {
+        /// sizeof this struct, in bytes; anything else is refused.
+        pub struct_size: u64,
+        /// rows that hold the gate projection as a column band (bf16 [rows, gate_row_stride]; device, aligned to 16 bytes).
+        pub gate_in: *const c_void,
+        /// rows that hold the up projection as a column band (bf16 [rows, up_row_stride]; device, aligned to 16 bytes).
+        pub up_in: *const c_void,
+        /// gelu_tanh(gate) * up; must not overlap gate_in or up_in (bf16 [rows, columns]; device, aligned to 16 bytes).
+        pub out: *mut c_void,
+        /// a cudaStream_t of the current device; null is the default stream (host, optional).
+        pub stream: *mut c_void,
+        /// first column of the band in a row of gate_in (0 to 2147483640, a multiple of 8).
+        pub gate_band_offset: i64,
+        /// columns of the band: columns (0 to 2147483640).
+        pub gate_band_length: i64,
+        /// elements from one row of gate_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of 8).
+        pub gate_row_stride: i64,
+        /// first column of the band in a row of up_in (0 to 2147483640, a multiple of 8).
+        pub up_band_offset: i64,
+        /// columns of the band: columns (0 to 2147483640).
+        pub up_band_length: i64,
+        /// elements from one row of up_in to the next, which is the length of a fused row (0 to 2147483640, a multiple of 8).
+        pub up_row_stride: i64,
+        /// rows (0 or more).
+        pub rows: i32,
+        /// columns of out (8 to 2147483640, a multiple of 8).
+        pub columns: i32,
+    }
+
+    impl Default for tilepress_gelu_mul_args {
+        /// All fields absent (zero), struct_size set.
+        fn default() -> Self {
+            // Integers, floats and raw pointers: all-zero bytes are a valid value of each.
+            let mut args: Self = unsafe { core::mem::zeroed() };
+            args.struct_size = core::mem::size_of::<Self>() as u64;
+            args
+        }
+    }
+
     unsafe extern "C" {
         /// Causal grouped-query attention of a ragged batch of requests over a paged KV pool. Query row i of a request with n rows and a context of L tokens sees keys 0 to L - n + i: rows continue a context that is already in the pool, their own keys included. A row that sees no key gives zeros and lse = -inf. A request without rows does nothing. Rows that no request owns are neither read into a result nor written. Compiled for head_dim 512, page_size 64, page formats split, groups (num_q_heads / num_kv_heads) 8. Returns a TILEPRESS_* code.
         pub fn tilepress_sample_prefill(args: *const tilepress_prefill_args) -> c_int;
         /// Combines attention outputs over disjoint sets of keys, by their lse, into attention over the union: a context sharded over GPUs, or a shared prefix. A source whose lse is -inf weighs nothing; a row that no source saw gives zeros and lse = -inf. The order of the sources is the order of the sum. Returns a TILEPRESS_* code.
         pub fn tilepress_merge_states(args: *const tilepress_merge_states_args) -> c_int;
+        /// Prepares attention's operands from the projections' rows, which may be stacked in one fused row: q_in, k_in and v_in may be one buffer. Q = rope(norm(q) * q_norm) into a packed buffer; K = rope(norm(k) * k_norm) and V, normed without a weight, into the paged pool. A norm is in fp32 and rounded to bf16, then the rotation is in fp32 and rounded. Global layers, head_dim 512, split or folded pages. With k_eq_v V is K's row under the same inverse RMS. For folded pages Q carries k_norm's weight on the columns that a folded row does not keep rotated: [64, 256) and [320, 512). Rows are a ragged batch of prompts, consecutive positions each; rows that no request owns are not written. A row whose position the cos and sin tables do not hold is skipped; one whose position lies outside its page list, or whose page lies outside the pool, has its Q written but not its K and V: status bits tell. A row's bits depend on that row alone. Returns a TILEPRESS_* code.
+        pub fn tilepress_prep_global_prompt(args: *const tilepress_prep_prompt_args) -> c_int;
+        /// Prepares attention's operands from the projections' rows, which may be stacked in one fused row: q_in, k_in and v_in may be one buffer. Q = rope(norm(q) * q_norm) into a packed buffer; K = rope(norm(k) * k_norm) and V, normed without a weight, into the paged pool. A norm is in fp32 and rounded to bf16, then the rotation is in fp32 and rounded. Global layers, head_dim 512, split or folded pages. With k_eq_v V is K's row under the same inverse RMS. For folded pages Q carries k_norm's weight on the columns that a folded row does not keep rotated: [64, 256) and [320, 512). Every row is one request's next token. A row whose position the cos and sin tables do not hold is skipped; one whose position lies outside its page list, or whose page lies outside the pool, has its Q written but not its K and V: status bits tell. A row's bits depend on that row alone. Returns a TILEPRESS_* code.
+        pub fn tilepress_prep_global_decode(args: *const tilepress_prep_decode_args) -> c_int;
+        /// Prepares attention's operands from the projections' rows, which may be stacked in one fused row: q_in, k_in and v_in may be one buffer. Q = rope(norm(q) * q_norm) into a packed buffer; K = rope(norm(k) * k_norm) and V, normed without a weight, into the paged pool. A norm is in fp32 and rounded to bf16, then the rotation is in fp32 and rounded. Sliding layers, head_dim 256, split pages. Rows are a ragged batch of prompts, consecutive positions each; rows that no request owns are not written. A row whose position the cos and sin tables do not hold is skipped; one whose position lies outside its page list, or whose page lies outside the pool, has its Q written but not its K and V: status bits tell. A row's bits depend on that row alone. Returns a TILEPRESS_* code.
+        pub fn tilepress_prep_sliding_prompt(args: *const tilepress_prep_prompt_args) -> c_int;
+        /// Prepares attention's operands from the projections' rows, which may be stacked in one fused row: q_in, k_in and v_in may be one buffer. Q = rope(norm(q) * q_norm) into a packed buffer; K = rope(norm(k) * k_norm) and V, normed without a weight, into the paged pool. A norm is in fp32 and rounded to bf16, then the rotation is in fp32 and rounded. Sliding layers, head_dim 256, split pages. Every row is one request's next token. A row whose position the cos and sin tables do not hold is skipped; one whose position lies outside its page list, or whose page lies outside the pool, has its Q written but not its K and V: status bits tell. A row's bits depend on that row alone. Returns a TILEPRESS_* code.
+        pub fn tilepress_prep_sliding_decode(args: *const tilepress_prep_decode_args) -> c_int;
+        /// The activation of a gated MLP, gelu_tanh(gate) * up, of rows that may be stacked in one fused row: gate_in and up_in may be one buffer. gelu_tanh is computed in fp32 and rounded to bf16 before the product, which is rounded once. Returns a TILEPRESS_* code.
+        pub fn tilepress_gelu_mul(args: *const tilepress_gelu_mul_args) -> c_int;
         /// The calling thread's message of its last call that did not return TILEPRESS_OK: which argument and why. Never null; valid until the thread's next call into the library.
         pub fn tilepress_last_error() -> *const c_char;
         /// The library's version, "major.minor.patch".

@@ -26,6 +26,9 @@ STRUCT_BYTES = {
     "tilepress_decode_plan_size_args": 64,
     "tilepress_decode_plan_args": 88,
     "tilepress_merge_states_args": 80,
+    "tilepress_prep_prompt_args": 280,
+    "tilepress_prep_decode_args": 272,
+    "tilepress_gelu_mul_args": 96,
 }
 
 
@@ -87,6 +90,9 @@ def test_the_structs_are_those_of_the_committed_table() -> None:
         "tilepress_decode_plan_size_args",
         "tilepress_decode_plan_args",
         "tilepress_merge_states_args",
+        "tilepress_prep_prompt_args",
+        "tilepress_prep_decode_args",
+        "tilepress_gelu_mul_args",
     ]
 
 
@@ -216,10 +222,30 @@ def test_entries_follow_the_table() -> None:
         "int tilepress_b_prefill(const tilepress_prefill_args *args)",
         "int tilepress_a_prefill(const tilepress_prefill_args *args)",
         "int tilepress_merge_states(const tilepress_merge_states_args *args)",
+        "int tilepress_prep_global_prompt(const tilepress_prep_prompt_args *args)",
+        "int tilepress_prep_global_decode(const tilepress_prep_decode_args *args)",
+        "int tilepress_prep_sliding_prompt(const tilepress_prep_prompt_args *args)",
+        "int tilepress_prep_sliding_decode(const tilepress_prep_decode_args *args)",
+        "int tilepress_gelu_mul(const tilepress_gelu_mul_args *args)",
     ]
-    assert [struct.name for struct in abi.structs(two)] == ["tilepress_prefill_args", "tilepress_merge_states_args"]
+    assert [struct.name for struct in abi.structs(two)] == [
+        "tilepress_prefill_args",
+        "tilepress_merge_states_args",
+        "tilepress_prep_prompt_args",
+        "tilepress_prep_decode_args",
+        "tilepress_gelu_mul_args",
+    ]
 
 
+# The hand-written entries that every table has.
+EVERYWHERE = [
+    "tilepress_merge_states",
+    "tilepress_prep_global_prompt",
+    "tilepress_prep_global_decode",
+    "tilepress_prep_sliding_prompt",
+    "tilepress_prep_sliding_decode",
+    "tilepress_gelu_mul",
+]
 DECODES = ({"name": "a_decode", "operation": "decode"}, {"name": "b_decode", "operation": "decode"})
 
 
@@ -227,15 +253,18 @@ def test_an_operation_brings_its_companions_once() -> None:
     assert [e.name for e in abi.hand_written(table(*DECODES))] == [
         "tilepress_decode_plan_size",
         "tilepress_decode_plan",
-        "tilepress_merge_states",
+        *EVERYWHERE,
     ]
-    assert [e.name for e in abi.hand_written(table())] == ["tilepress_merge_states"]
-    assert len(abi.entries(table(*DECODES))) == 5
+    assert [e.name for e in abi.hand_written(table())] == EVERYWHERE
+    assert len(abi.entries(table(*DECODES))) == 10
     assert [struct.name for struct in abi.structs(table(*DECODES))] == [
         "tilepress_decode_args",
         "tilepress_decode_plan_size_args",
         "tilepress_decode_plan_args",
         "tilepress_merge_states_args",
+        "tilepress_prep_prompt_args",
+        "tilepress_prep_decode_args",
+        "tilepress_gelu_mul_args",
     ]
 
 
@@ -244,6 +273,11 @@ def test_which_hand_written_entries_launch_a_kernel() -> None:
         "decode_plan_size": False,
         "decode_plan": False,
         "merge_states": True,
+        "prep_global_prompt": True,
+        "prep_global_decode": True,
+        "prep_sliding_prompt": True,
+        "prep_sliding_decode": True,
+        "gelu_mul": True,
     }
     for entry in HAND_WRITTEN:
         assert (ROOT / "csrc" / entry.source).is_file()
@@ -267,9 +301,14 @@ def test_public_symbols_are_sorted_and_ours() -> None:
     assert abi.public_symbols(table({"name": "z_prefill"}, {"name": "a_prefill"})) == (
         "tilepress_a_prefill",
         "tilepress_build_info",
+        "tilepress_gelu_mul",
         "tilepress_last_error",
         "tilepress_merge_states",
         "tilepress_pool_bytes",
+        "tilepress_prep_global_decode",
+        "tilepress_prep_global_prompt",
+        "tilepress_prep_sliding_decode",
+        "tilepress_prep_sliding_prompt",
         "tilepress_supports",
         "tilepress_version",
         "tilepress_z_prefill",
@@ -293,7 +332,12 @@ def test_codes_are_distinct_and_fixed() -> None:
         "STUB": 5,
     }
     assert {code.name: code.value for code in abi.PAGE_FORMATS} == {"SPLIT": 1, "FOLDED": 2}
-    assert {code.name: code.value for code in abi.STATUS_BITS} == {"BAD_PAGE_ID": 1, "BAD_INDEX": 2, "BAD_WINDOW": 4}
+    assert {code.name: code.value for code in abi.STATUS_BITS} == {
+        "BAD_PAGE_ID": 1,
+        "BAD_INDEX": 2,
+        "BAD_WINDOW": 4,
+        "BAD_POSITION": 8,
+    }
 
 
 def test_names_a_kernel_may_use() -> None:

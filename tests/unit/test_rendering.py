@@ -285,9 +285,20 @@ def test_a_stub_of_a_hand_written_kernel_refuses() -> None:
 
 def test_the_bodies_are_declared() -> None:
     text = rendering.hand_written_header(table(DECODE_FAMILY))
-    for name in HAND_WRITTEN:
-        assert f"int run_{name}(const char *entry, const tilepress_{name}_args &args);" in text
-    assert text.count("int run_") == 3
+    structs = {
+        "decode_plan_size": "decode_plan_size",
+        "decode_plan": "decode_plan",
+        "merge_states": "merge_states",
+        "prep_global_prompt": "prep_prompt",
+        "prep_global_decode": "prep_decode",
+        "prep_sliding_prompt": "prep_prompt",
+        "prep_sliding_decode": "prep_decode",
+        "gelu_mul": "gelu_mul",
+    }
+    assert structs.keys() == HAND_WRITTEN.keys()
+    for name, struct in structs.items():
+        assert f"int run_{name}(const char *entry, const tilepress_{struct}_args &args);" in text
+    assert text.count("int run_") == 8
 
 
 # Single pieces
