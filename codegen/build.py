@@ -66,7 +66,6 @@ def build(options: Options, progress: Progress) -> Report:
         with _timed(seconds, "generate"):
             if options.source:
                 generated = _narrowed(tree.read(options.source), options)
-                whole = generated.table
             else:
                 generated = generate(options, whole, options.out / WORK / "tree", store, progress)
         tools = compiling.Tools(

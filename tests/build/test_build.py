@@ -491,6 +491,15 @@ def test_an_emitted_tree_builds_the_same_library_without_tilelang(
     assert objects(tmp_path / "out") == objects(narrow.out)
 
 
+def test_an_emitted_family_builds(narrow: Narrow, run_cli: Cli, tmp_path: Path) -> None:
+    """A tree of one family is held against the lists of that family, not of the whole table."""
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    run_cli("emit", "--arch", "sm_90", "--table", narrow.table, "--family", "sliding_decode", "--out", tree).succeeded()
+    run_cli(*BUILD, "--from", tree, "--symbols", narrow.lists, "--out", out, env=NO_TILELANG).succeeded()
+    others = {"tilepress_global_prefill", "tilepress_global_decode", "tilepress_sliding_prefill"}
+    assert read(out / "share/tilepress/symbols.txt").splitlines() == [name for name in SYMBOLS if name not in others]
+
+
 def test_an_emitted_tree_holds_no_absolute_path(emitted: Path) -> None:
     ours = [path for path in emitted.rglob("*") if path.is_file() and "vendor" not in path.relative_to(emitted).parts]
     assert len(ours) > 40
