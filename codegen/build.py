@@ -161,7 +161,7 @@ def emit(options: Options, progress: Progress) -> Tree:
     return generate(options, whole, options.out, store, progress, vendor=True)
 
 
-def built_in(out: Path, selected: Table, stub: bool) -> symbols.Built:
+def built_in(out: Path) -> symbols.Built:
     """The objects and the archive that the last build left under `out`."""
     build_dir = out / WORK / "cmake"
     archive = build_dir / "libtilepress.a"

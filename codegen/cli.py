@@ -147,7 +147,7 @@ def verify_command(table_path: Path, families: tuple[str, ...], out: Path, updat
     selected = whole.select(families)
     generated = tree.read(out / build.WORK / "tree") if (out / build.WORK / "tree").is_dir() else None
     stub = generated is not None and generated.context.stub
-    built = build.built_in(out, selected, stub)
+    built = build.built_in(out)
     if update:
         if families:
             raise OutputError("--update rewrites the lists of a whole build; leave --family out.")

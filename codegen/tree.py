@@ -23,7 +23,7 @@ from codegen import abi, rendering
 from codegen.errors import OutputError
 from codegen.lowered import Lowered
 from codegen.rendering import Context, FileWriter, Unit
-from codegen.table import Arch, Table, parse
+from codegen.table import Table, parse
 
 ROOT = Path(__file__).parent.parent
 FORMAT = 1
@@ -175,7 +175,3 @@ def read(root: Path) -> Tree:
     if missing:
         raise OutputError(f"{root} lacks {', '.join(missing)}. Emit the tree again.")
     return tree
-
-
-def _arch(table: Table, name: str) -> Arch:
-    return table.find_arch(name)
