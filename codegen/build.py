@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from codegen import abi, compiling, gates, install, manifest, symbols, table, tilelang_python, toolchain, tree
+from codegen import abi, compiling, flashinfer, gates, install, manifest, symbols, table, tilelang_python, toolchain, tree
 from codegen.cache import Store, default_root
 from codegen.errors import OutputError
 from codegen.gates import Resources, Subject
@@ -28,7 +28,10 @@ WORK = ".build"
 
 @dataclass(frozen=True)
 class Options:
-    """What `build` was asked for. families: none means all. source: an emitted tree, instead of lowering here."""
+    """What `build` was asked for. families: none means all. source: an emitted tree, instead of lowering here.
+
+    without: parts to leave out.
+    """
 
     table: Path
     arch: str
@@ -40,6 +43,7 @@ class Options:
     cache: bool = True
     python: bool = False
     lists: Path = symbols.DEFAULT_LISTS
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,16 @@ def build(options: Options, progress: Progress) -> Report:
 
 def generate(options: Options, whole: Table, root: Path, store: Store | None, progress: Progress, vendor: bool = False) -> Tree:
     """Lowers every instance, holds the gates and writes the source tree to `root`. A stub lowers nothing."""
-    selected = whole.select(options.families)
+    selected = whole.select(options.families, options.without)
     arch = selected.find_arch(options.arch)
     if options.stub:
         context = Context(selected, arch, "stub")
-        return tree.write(root, context, {family.name: () for family in selected.family}, None)
+        return tree.write(root, context, {family.name: () for family in selected.family}, None, None)
     tilelang = tilelang_python.find()
     check_version(tilelang.version, selected.library.tilelang)
+    headers = None
+    if selected.incumbent and selected.flashinfer:
+        headers = flashinfer.headers(selected.flashinfer, default_root())
     context = Context(selected, arch, "generate")
     requests = [
         Request(
@@ -127,7 +134,7 @@ def generate(options: Options, whole: Table, root: Path, store: Store | None, pr
     by_name = {kernel.name: kernel for kernel in lowered}
     kernels = {family.name: tuple(by_name[kernel.name] for kernel in family.kernels) for family in selected.family}
     gates.check_lowered(subjects(context, kernels))
-    return tree.write(root, context, kernels, tilelang.root, vendor)
+    return tree.write(root, context, kernels, tilelang.root, headers, vendor)
 
 
 def subjects(context: Context, kernels: Mapping[str, Sequence[Lowered]]) -> list[Subject]:
@@ -176,8 +183,8 @@ def _narrowed(source: Tree, options: Options) -> Tree:
         raise OutputError(
             f"--from {source.root} was emitted for {source.context.arch.name}, not {options.arch}. Emit it for that arch."
         )
-    if options.families or options.stub:
-        raise OutputError("--from takes the whole emitted tree; --family and --stub belong to `codegen emit`.")
+    if options.families or options.stub or options.without:
+        raise OutputError("--from takes the whole emitted tree; --family, --without and --stub belong to `codegen emit`.")
     return source
 
 

@@ -23,6 +23,7 @@ WATCHED_VARIABLES = (
     "PEGAINFER_GEMMA4_TILELANG_PYTHON",
     "TILEPRESS_CACHE",
     "TILEPRESS_CUDA",
+    "TILEPRESS_FLASHINFER_WHEEL",
     "CUDACXX",
     "CUDA_HOME",
     "CUDA_PATH",
@@ -54,8 +55,14 @@ def main() -> None:
 
 
 def shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that build, emit and list share."""
+    """The options that build, emit, verify and list share."""
     for option in (
+        click.option(
+            "--without",
+            multiple=True,
+            type=click.Choice(["incumbent"]),
+            help="Leave out the incumbent's entries; no FlashInfer.",
+        ),
         click.option(
             "--table",
             "table_path",
@@ -99,6 +106,7 @@ def generating_options(command: Callable[..., None]) -> Callable[..., None]:
 def build_command(
     table_path: Path,
     families: tuple[str, ...],
+    without: tuple[str, ...],
     arch: str,
     jobs: int,
     no_cache: bool,
@@ -116,7 +124,7 @@ def build_command(
     OUT/include/tilepress.h           OUT/lib/pkgconfig/            pkg-config tilepress
     OUT/rust/tilepress_sys.rs         OUT/share/tilepress/          manifest, symbols, depfile
     """
-    options = build.Options(table_path, arch, out, jobs, families, stub, source, not no_cache, python, lists)
+    options = build.Options(table_path, arch, out, jobs, families, stub, source, not no_cache, python, lists, without)
     console = Console(stderr=True)
     _say_arch(console, table_path, arch, source)
     report = build.build(options, Progress(console))
@@ -128,11 +136,14 @@ def build_command(
 @main.command("emit")
 @generating_options
 @click.option("--out", type=DIRECTORY, default=Path("emitted"), show_default=True, help="Where the source tree goes.")
-def emit_command(table_path: Path, families: tuple[str, ...], arch: str, jobs: int, no_cache: bool, out: Path) -> None:
-    """Write self-contained sources, headers vendored: `build --from DIR` needs no TileLang."""
+def emit_command(
+    table_path: Path, families: tuple[str, ...], without: tuple[str, ...], arch: str, jobs: int, no_cache: bool, out: Path
+) -> None:
+    """Write self-contained sources, headers vendored: `build --from DIR` needs no TileLang and no network."""
     console = Console(stderr=True)
     _say_arch(console, table_path, arch, None)
-    emitted = build.emit(build.Options(table_path, arch, out, jobs, families, cache=not no_cache), Progress(console))
+    options = build.Options(table_path, arch, out, jobs, families, cache=not no_cache, without=without)
+    emitted = build.emit(options, Progress(console))
     console.print(f"wrote {len(emitted.units)} units to {out}; next: python -m codegen build --arch {arch} --from {out}")
 
 
@@ -141,16 +152,18 @@ def emit_command(table_path: Path, families: tuple[str, ...], arch: str, jobs: i
 @click.option("--out", type=DIRECTORY, default=Path("out"), show_default=True, help="The install tree of the build to check.")
 @click.option("--update", is_flag=True, help="Rewrite the committed lists from that build, for a reviewed change.")
 @click.option("--symbols", "lists", type=DIRECTORY, default=symbols.DEFAULT_LISTS, help="The committed symbol lists.")
-def verify_command(table_path: Path, families: tuple[str, ...], out: Path, update: bool, lists: Path) -> None:
+def verify_command(
+    table_path: Path, families: tuple[str, ...], without: tuple[str, ...], out: Path, update: bool, lists: Path
+) -> None:
     """Compare the last build's exports, per object and for the archive, with the committed lists."""
     whole = table.load(table_path)
-    selected = whole.select(families)
+    selected = whole.select(families, without)
     generated = tree.read(out / build.WORK / "tree") if (out / build.WORK / "tree").is_dir() else None
     stub = generated is not None and generated.context.stub
     built = build.built_in(out)
     if update:
-        if families:
-            raise OutputError("--update rewrites the lists of a whole build; leave --family out.")
+        if families or without:
+            raise OutputError("--update rewrites the lists of a whole build; leave --family and --without out.")
         written = symbols.update(built, lists, stub)
         click.echo(f"wrote {len(written)} lists to {lists}; review them and commit")
         return
@@ -160,9 +173,9 @@ def verify_command(table_path: Path, families: tuple[str, ...], out: Path, updat
 
 @main.command("list")
 @shared_options
-def list_command(table_path: Path, families: tuple[str, ...]) -> None:
-    """Show the families, their kernels, and which serve which model, whole or sharded over GPUs."""
-    selected = table.load(table_path).select(families)
+def list_command(table_path: Path, families: tuple[str, ...], without: tuple[str, ...]) -> None:
+    """Show the families, their kernels, which serve which model, whole or sharded over GPUs, and the incumbent's units."""
+    selected = table.load(table_path).select(families, without)
     console = Console()
     rows = Grid("entry", "layer", "head_dim", "page", "formats", "groups")
     for family in selected.family:
@@ -189,6 +202,12 @@ def list_command(table_path: Path, families: tuple[str, ...]) -> None:
                 counts = f"{heads.q_heads}/{heads.kv_heads}"
                 served.add_row(model.name, layer, str(gpus), counts, str(heads.group), ", ".join(names) or "none")
     console.print(served)
+    if selected.incumbent:
+        units = Grid("incumbent's unit", "head_dim", "variants", "entries")
+        for row in selected.incumbent:
+            count = sum(entry.unit == row.name for entry in abi.incumbent(selected))
+            units.add_row(row.name, ", ".join(map(str, row.head_dims)), ", ".join(row.variants), str(count))
+        console.print(units)
 
 
 @main.command("doctor")
@@ -261,9 +280,10 @@ def _summary(console: Console, report: build.Report) -> None:
                 str(x * y * z),
             )
         console.print(rows)
+    count = len(abi.entries(report.tree.table)) + len(abi.incumbent(report.tree.table))
     times = ", ".join(f"{step} {value:.1f} s" for step, value in report.seconds.items())
     console.print(
-        f"{report.out / 'lib/libtilepress.a'}: {len(abi.entries(report.tree.table))} entries, {len(kernels)} kernels, "
+        f"{report.out / 'lib/libtilepress.a'}: {count} entries, {len(kernels)} kernels, "
         f"{report.archive_bytes / 1e6:.2f} MB, tier {report.tree.context.tier}; {times}",
         highlight=False,
         soft_wrap=True,

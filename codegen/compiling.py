@@ -41,9 +41,9 @@ class Compiled:
 HEADERS = ("include", "generated", "csrc")  # of a tree; the launcher knows which of them a source includes
 
 
-def environment_digest(tree: Tree, tools: Tools) -> str:
-    """Changes when the compiler, the toolkit or TileLang's headers do: what every object depends on."""
-    parts = [digest_tree(path) for path in tree.kernel_includes]
+def environment_digest(includes: Sequence[Path], tools: Tools) -> str:
+    """Changes when the compiler, the toolkit or the headers of others in `includes` do: what every object depends on."""
+    parts = [digest_tree(path) for path in includes]
     parts += [digest_file(tools.cxx.path.resolve()), tools.cxx.version]
     if tools.cuda:
         parts += [tools.cuda.version, digest_tree(tools.cuda.include.resolve())]
@@ -78,10 +78,10 @@ def compile_tree(
     """
     shutil.rmtree(build, ignore_errors=True)
     build.mkdir(parents=True)
-    environment = environment_digest(tree, tools)
+    environment = environment_digest(tree.kernel_includes, tools)
     folders = [tree.root / name for name in HEADERS]
 
-    def launch(variable: str) -> str:
+    def launch(variable: str, environment: str = environment) -> str:
         return launcher(environment, store, os.environ.get(variable, ""), folders)
 
     package_parent = str(Path(__file__).parent.parent)
@@ -114,6 +114,10 @@ def compile_tree(
             f"-DCUDAToolkit_ROOT={tools.cuda.root}",
             f"-DCMAKE_CUDA_COMPILER_LAUNCHER={launch('CMAKE_CUDA_COMPILER_LAUNCHER')}",
         ]
+    if tree.incumbent_includes:
+        # The incumbent's units depend on FlashInfer's headers and not on TileLang's; no other object depends on those.
+        own = environment_digest(tree.incumbent_includes, tools)
+        configure.append(f"-DTILEPRESS_INCUMBENT_LAUNCHER={launch('CMAKE_CUDA_COMPILER_LAUNCHER', own)}")
     if python:
         configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={_pybind11_dir()}"]
     _run(configure, variables, "CMake cannot configure the build", lambda _line: None)

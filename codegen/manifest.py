@@ -26,9 +26,33 @@ def manifest(tree: Tree, nvcc: str, resources: Mapping[str, Resources]) -> str:
         "nvcc": nvcc,
         "symbols": list(abi.public_symbols(context.table)),
         "entries": [_entry(entry) for entry in abi.entries(context.table)],
+        "incumbent": _incumbent(tree),
         "kernels": [_kernel(tree, lowered, resources[lowered.name]) for rows in tree.kernels.values() for lowered in rows],
     }
     return json.dumps(record, indent=2) + "\n"
+
+
+def _incumbent(tree: Tree) -> dict[str, Any]:
+    """The incumbent's release and entries; empty where it was left out."""
+    context = tree.context
+    release = context.table.flashinfer
+    if not context.table.incumbent or release is None:
+        return {}
+    rows = {row.name: row for row in context.table.incumbent}
+    return {
+        "flashinfer": release.version,
+        "wheel_sha256": release.wheel_sha256,
+        "entries": [
+            {
+                "name": entry.name,
+                "unit": entry.unit,
+                "variant": entry.variant,
+                "head_dims": list(entry.head_dims or rows[entry.unit].head_dims),
+                "signature_hash": entry.signature_hash,
+            }
+            for entry in abi.incumbent(context.table)
+        ],
+    }
 
 
 def _entry(entry: abi.Entry) -> dict[str, Any]:

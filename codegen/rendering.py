@@ -16,11 +16,12 @@ from typing import Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from codegen import abi
-from codegen.abi import Entry, FamilyEntry, Field, HandWritten, Struct
+from codegen.abi import Entry, FamilyEntry, Field, HandWritten, Incumbent, Struct
 from codegen.errors import OutputError
 from codegen.formats import FORMATS, ROTATED
+from codegen.incumbent import DECODE_GROUPS, KEY_FRAGMENTS
 from codegen.lowered import Lowered
-from codegen.table import Arch, Table
+from codegen.table import Arch, IncumbentUnit, Table
 
 WIDTH = 120
 
@@ -131,6 +132,7 @@ class Unit:
     name: str
     source: str
     flags: tuple[str, ...] = ()
+    incumbent: bool = False
 
 
 HOST_SOURCES = ("error.cpp", "instances.cpp", "pool.cpp")
@@ -149,6 +151,9 @@ def public_values(table: Table) -> dict[str, object]:
         "family_entries": abi.family_entries(table),
         "hand_written": abi.hand_written(table),
         "functions": abi.FUNCTIONS,
+        "incumbent": abi.incumbent(table),
+        "incumbent_params": abi.incumbent_params(table),
+        "incumbent_refusals": abi.INCUMBENT_REFUSALS,
     }
 
 
@@ -170,6 +175,44 @@ def python_bindings(table: Table) -> str:
 def abi_document(table: Table) -> str:
     """docs/abi.md."""
     return render("abi.md.j2", **public_values(table))
+
+
+def paged_launch_header(context: Context) -> str:
+    """paged_launch.cuh: the incumbent's checks and launch bodies."""
+    return render(
+        "paged_launch.cuh.j2",
+        stub=context.stub,
+        arch=_capability(context.arch),
+        params=[(name, ctype) for name, (ctype, _doc) in abi.INCUMBENT_PARAMS.items()],
+        decode_groups=DECODE_GROUPS,
+        key_fragments=KEY_FRAGMENTS,
+    )
+
+
+def incumbent_source(context: Context, unit: IncumbentUnit) -> str:
+    """A unit of the incumbent: its entries."""
+    entries = [entry for entry in abi.incumbent(context.table) if entry.unit == unit.name]
+    return render(
+        "incumbent.cu.j2", unit=unit, entries=[(entry, incumbent_body(entry, unit), _arguments(entry)) for entry in entries]
+    )
+
+
+def incumbent_body(entry: Incumbent, unit: IncumbentUnit) -> str:
+    """The launch body or planner that an entry instantiates."""
+    dims = entry.head_dims or unit.head_dims
+    instances = ", ".join(map(str, dims))
+    return f"{entry.body}<{instances}>" if entry.planner else f"launch<{entry.body}, {entry.variant}, {instances}>"
+
+
+def _arguments(entry: Incumbent) -> str:
+    """The entry's Call, in the order of its fields; a head_dim that is no parameter is the one the entry fixes."""
+    names = {name for _ctype, name in entry.params}
+    values = [f".{name} = {name}" for name in abi.INCUMBENT_PARAMS if name in names]
+    if "head_dim" not in names:
+        at = list(abi.INCUMBENT_PARAMS).index("head_dim")
+        before = sum(name in names for name in list(abi.INCUMBENT_PARAMS)[:at])
+        values.insert(before, f".head_dim = {entry.head_dims[0]}")
+    return ", ".join([f'.entry = "{entry.name}"', *values])
 
 
 def page_formats_header() -> str:
@@ -253,18 +296,21 @@ def kernel_source(entry: FamilyEntry, lowered: Lowered) -> str:
 def library_source(context: Context) -> str:
     """Version, build info and the table of instances."""
     instances = [instance for family in context.table.family for instance in family.instances]
-    hashes = " ".join(entry.signature_hash for entry in abi.entries(context.table))
+    hashes = [entry.signature_hash for entry in abi.entries(context.table)]
+    hashes += [entry.signature_hash for entry in abi.incumbent(context.table)]
     return render(
         "library.cpp.j2",
         library=context.table.library,
         arch=context.arch,
         tier=context.tier,
         instances=instances,
-        abi_hash=abi.digest(hashes)[:16],
+        abi_hash=abi.digest(" ".join(hashes))[:16],
     )
 
 
-def units_cmake(context: Context, units: Sequence[Unit], kernel_includes: Sequence[str]) -> str:
+def units_cmake(
+    context: Context, units: Sequence[Unit], kernel_includes: Sequence[str], incumbent_includes: Sequence[str]
+) -> str:
     """units.cmake: what CMakeLists.txt builds."""
     return render(
         "units.cmake.j2",
@@ -273,6 +319,7 @@ def units_cmake(context: Context, units: Sequence[Unit], kernel_includes: Sequen
         stub=context.stub,
         units=units,
         kernel_includes=kernel_includes,
+        incumbent_includes=incumbent_includes,
     )
 
 

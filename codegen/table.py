@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codegen.errors import TableError
+from codegen.incumbent import UNITS, VARIANTS
 from codegen.kernels import OPERATIONS, Stage
 
 if sys.version_info >= (3, 11):
@@ -152,13 +153,35 @@ class Kernel:
         return "_".join(part for part in (self.family.name, self.stage.name, instance) if part)
 
 
+class FlashInfer(Row):
+    """The FlashInfer release that the incumbent's units are built over: its PyPI wheel, pinned by hash."""
+
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    wheel_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @property
+    def requirement(self) -> str:
+        """What pip is asked for."""
+        return f"flashinfer-python=={self.version}"
+
+
+class IncumbentUnit(Row):
+    """A translation unit of the incumbent's entries, compiled for each of `head_dims` and `variants`."""
+
+    name: Identifier
+    head_dims: Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)]
+    variants: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+
+
 class Table(Row):
-    """families.toml as a whole."""
+    """families.toml as a whole. incumbent may be empty; flashinfer is there where it is not."""
 
     library: Library
     arch: Annotated[tuple[Arch, ...], Field(min_length=1, strict=False)]
     model: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
     family: Annotated[tuple[Family, ...], Field(min_length=1, strict=False)]
+    flashinfer: FlashInfer | None = None
+    incumbent: Annotated[tuple[IncumbentUnit, ...], Field(strict=False)] = ()
 
     def find_arch(self, name: str) -> Arch:
         """The arch called `name`, by its own name or its target's; an unknown one is an error that lists the known."""
@@ -168,8 +191,10 @@ class Table(Row):
         known = ", ".join(f"{arch.name} (compiled as {arch.target})" for arch in self.arch)
         raise TableError(f"unknown arch '{name}'; known: {known}. Pass one of them to --arch.")
 
-    def select(self, names: Iterable[str]) -> Table:
-        """The table with only the named families; no names keeps all."""
+    def select(self, names: Iterable[str], without: Iterable[str] = ()) -> Table:
+        """The table with only the named families; no names keeps all. without: "incumbent" leaves its rows out."""
+        if "incumbent" in without:
+            return self.model_copy(update={"incumbent": ()}).select(names)
         wanted = tuple(names)
         known = {family.name for family in self.family}
         for name in wanted:
@@ -204,7 +229,7 @@ def parse(raw: dict[str, Any], file: str) -> Table:
         table = Table.model_validate(raw)
     except ValidationError as error:
         raise TableError(_shape_message(error, raw, file)) from error
-    for check in (_unique_names, _models, _families, _unit_names):
+    for check in (_unique_names, _models, _families, _incumbent, _unit_names):
         check(table, lambda row, field, why: _fail(file, row, field, why))
     return table
 
@@ -217,10 +242,11 @@ def _fail(file: str, row: str, field: str, why: str) -> None:
 
 
 def _unique_names(table: Table, fail: Fail) -> None:
-    kinds: tuple[tuple[str, tuple[Arch | Model | Family, ...]], ...] = (
+    kinds: tuple[tuple[str, tuple[Arch | Model | Family | IncumbentUnit, ...]], ...] = (
         ("arch", table.arch),
         ("model", table.model),
         ("family", table.family),
+        ("incumbent", table.incumbent),
     )
     for kind, rows in kinds:
         seen: set[str] = set()
@@ -293,6 +319,7 @@ TAKEN_NAMES = frozenset(
         *("decode_plan_body", "merge_states_body", "activation_body", "prep_global_body", "prep_sliding_body"),
         *("cuda_host", "error", "instances", "library", "pool", "tilepress"),
         *("hand_written", "page_formats", "python"),
+        *UNITS,
     }
 )
 
@@ -305,6 +332,27 @@ def _unit_names(table: Table, fail: Fail) -> None:
             if name in taken:
                 fail(where, "name", f"'{name}' is already the name of a function or unit of the library; choose another")
             taken.add(name)
+
+
+def _incumbent(table: Table, fail: Fail) -> None:
+    if table.incumbent and table.flashinfer is None:
+        fail("[flashinfer]", "version", "missing key; the [[incumbent]] rows need a FlashInfer release")
+    for row in table.incumbent:
+        where = f"[[incumbent]] '{row.name}'"
+        unit = UNITS.get(row.name)
+        if unit is None:
+            fail(where, "name", f"no unit of the incumbent is called that; allowed: {_listed(UNITS)}")
+            continue
+        fields: tuple[tuple[str, Sequence[object], Sequence[object]], ...] = (
+            ("head_dims", row.head_dims, unit.head_dims),
+            ("variants", row.variants, [variant for variant in VARIANTS if variant in unit.variants]),
+        )
+        for field, values, allowed in fields:
+            for value in values:
+                if value not in allowed:
+                    fail(where, field, f"the unit has no launch body for {value!r}; allowed: {_listed(allowed)}")
+            if len(set(values)) != len(values):
+                fail(where, field, f"a value stands twice in {list(values)}; each is one compiled instance")
 
 
 def _listed(values: Iterable[object]) -> str:
@@ -337,6 +385,13 @@ def _row_name(raw: dict[str, Any], section: str, index: int | str) -> str:
 
 
 def _known_keys(section: str, path: list[int | str]) -> list[str]:
-    models: dict[str, type[Row]] = {"library": Library, "arch": Arch, "model": Model, "family": Family}
+    models: dict[str, type[Row]] = {
+        "library": Library,
+        "arch": Arch,
+        "model": Model,
+        "family": Family,
+        "flashinfer": FlashInfer,
+        "incumbent": IncumbentUnit,
+    }
     model = Heads if path else models.get(section, Table)
     return [field.alias or name for name, field in model.model_fields.items()]

@@ -12,6 +12,9 @@ from types import MappingProxyType
 
 from codegen.abi.common import FUNCTIONS, HAND_WRITTEN, PAGE_FORMATS, RETURN_CODES, STATUS_BITS
 from codegen.abi.decode import DECODE
+from codegen.abi.incumbent import PARAMS as INCUMBENT_PARAMS
+from codegen.abi.incumbent import REFUSALS as INCUMBENT_REFUSALS
+from codegen.abi.incumbent import Incumbent, incumbent, incumbent_params
 from codegen.abi.prefill import PREFILL
 from codegen.abi.records import (
     Code,
@@ -33,6 +36,8 @@ from codegen.table import Table
 __all__ = [
     "FUNCTIONS",
     "HAND_WRITTEN",
+    "INCUMBENT_PARAMS",
+    "INCUMBENT_REFUSALS",
     "OPERATION_ABIS",
     "PAGE_FORMATS",
     "RETURN_CODES",
@@ -44,6 +49,7 @@ __all__ = [
     "Field",
     "Function",
     "HandWritten",
+    "Incumbent",
     "Memory",
     "OperationAbi",
     "Struct",
@@ -51,6 +57,8 @@ __all__ = [
     "entries",
     "family_entries",
     "hand_written",
+    "incumbent",
+    "incumbent_params",
     "kernel_names",
     "public_symbols",
     "structs",
@@ -87,7 +95,8 @@ def structs(table: Table) -> tuple[Struct, ...]:
 
 def public_symbols(table: Table) -> tuple[str, ...]:
     """Every symbol that the library exports, sorted."""
-    return tuple(sorted([*(function.name for function in FUNCTIONS), *(entry.name for entry in entries(table))]))
+    functions = [function.name for function in (*FUNCTIONS, *incumbent(table))]
+    return tuple(sorted([*functions, *(entry.name for entry in entries(table))]))
 
 
 def kernel_names(operation: str) -> frozenset[str]:

@@ -65,9 +65,18 @@ class Narrow:
         return ("--table", self.table, "--symbols", self.lists)
 
 
-def narrow_table(path: Path, more: str = "") -> Path:
-    """The committed table with the middle one of each row's groups and one page format, and rows appended."""
+INCUMBENT_UNITS = ("paged_attention", "paged_attention_hd512")
+
+
+def incumbent_rows() -> str:
+    """What the committed table says of the incumbent: the last of its rows."""
     text = (ROOT / "families.toml").read_text(encoding="utf-8")
+    return text[text.index("[flashinfer]") :]
+
+
+def narrow_table(path: Path, more: str = "") -> Path:
+    """The committed table with the middle one of each row's groups, one page format, no incumbent, and rows appended."""
+    text = (ROOT / "families.toml").read_text(encoding="utf-8").removesuffix(incumbent_rows())
     text, rows = re.subn(r"^groups = \[\d+, (\d+), \d+\].*$", r"groups = [\1]", text, flags=re.MULTILINE)
     text, folded = re.subn(r'^formats = \["split", "folded"\]$', 'formats = ["folded"]', text, flags=re.MULTILINE)
     assert (rows, folded) == (4, 2)
@@ -75,12 +84,19 @@ def narrow_table(path: Path, more: str = "") -> Path:
     return path
 
 
-def narrow_lists(folder: Path, *kernels: str) -> Path:
-    """The committed symbol lists, less those of the kernels that are not among `kernels`."""
+def narrow_lists(folder: Path, *units: str) -> Path:
+    """The committed symbol lists, less those of the kernels and the incumbent's units that are not among `units`."""
     shutil.copytree(ROOT / "build_tools/symbols", folder)
     for path in (folder / "objects").glob("*_g[0-9]*_*.txt"):
-        if path.stem not in kernels:
+        if path.stem not in units:
             path.unlink()
+    archive = (folder / "archive.txt").read_text(encoding="utf-8").splitlines()
+    for unit in set(INCUMBENT_UNITS) - set(units):
+        path = folder / f"objects/{unit}.txt"
+        names = path.read_text(encoding="utf-8").splitlines()
+        archive = [line for line in archive if line not in names]
+        path.unlink()
+    (folder / "archive.txt").write_text("".join(f"{line}\n" for line in archive), encoding="utf-8")
     return folder
 
 

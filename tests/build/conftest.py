@@ -75,6 +75,17 @@ def emitted(tmp_path_factory: pytest.TempPathFactory, run_cli: Cli, narrow: Narr
     return out
 
 
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of what codegen is made of, to be changed."""
+    root = tmp_path / "package"
+    for name in ("codegen", "csrc", "build_tools/symbols"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("CMakeLists.txt", "families.toml"):
+        shutil.copy(ROOT / name, root / name)
+    return root
+
+
 @pytest.fixture(scope="session")
 def compiler() -> Callable[..., None]:
     """`compiler(*args)`: the C++ compiler's driver, which compiles C as C. A failure shows what it said."""

@@ -437,6 +437,118 @@ int32_t tilepress_supports(const char *entry, int32_t num_q_heads, int32_t num_k
  * code. Makes no CUDA call. */
 int32_t tilepress_pool_bytes(int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t page_format, int32_t k_eq_v, int64_t *bytes);
 
+/* The incumbent's entries: FlashInfer's attention behind plain parameters, under the names it always had. They refuse, fail
+ * and never throw as the entries above do; bf16 data, int32 indices, sizes in elements, pointers to device memory.
+ * q: queries, bf16 [rows, num_qo_heads, head_dim]; a decode has one row a request.
+ * output: attention output, bf16, shaped as q.
+ * kv_data: the KV pool, bf16.
+ * k_offset_elems: elements from kv_data to K of page 0; a multiple of 8.
+ * v_offset_elems: elements from kv_data to V of page 0; a multiple of 8.
+ * page_indices: page ids, request after request.
+ * page_indptr: int32 [batch_size + 1]: request r owns page_indices[page_indptr[r] : page_indptr[r + 1]].
+ * last_page_len_d: int32 [batch_size]: tokens on each request's last page.
+ * k_cache: keys, bf16 [num_kv_heads, max_seq_len, head_dim].
+ * v_cache: values, shaped as k_cache.
+ * key: keys to append, bf16 [batch_size, num_kv_heads, head_dim].
+ * value: values to append, shaped as key.
+ * src_k: keys to scatter, bf16; token i, head h at i * src_stride_n + h * src_stride_h.
+ * src_v: values to scatter, laid out as src_k.
+ * batch_indices: int32 [nnz]: the request of each token.
+ * positions: int32 [nnz]: each token's position in its request.
+ * q_indptr: int32 [batch_size + 1]: request r owns rows [q_indptr[r], q_indptr[r + 1]).
+ * request_indices: int32 [blocks of the plan]: the request of each block.
+ * qo_tile_indices: int32 [blocks of the plan]: the block's query tile in its request.
+ * kv_tile_indices: int32 [blocks of the plan]: the block's KV chunk in its request.
+ * kv_chunk_size_ptr: int32 [1]: tokens of a KV chunk.
+ * o_indptr: int32 [batch_size + 1]: request r's partials are tmp_v[o_indptr[r] : o_indptr[r + 1]].
+ * block_valid_mask: bytes [padded_batch_size]: 0 where a block has nothing to do; null: none.
+ * tmp_v: partial outputs, bf16 [padded_batch_size, num_qo_heads, head_dim].
+ * tmp_s: their base-2 lse, float [padded_batch_size, num_qo_heads].
+ * total_num_rows: uint32 [1]: rows of all requests; read by no launch that does not split KV.
+ * num_qo_heads: query heads.
+ * num_kv_heads: KV heads.
+ * head_dim: columns of a head.
+ * page_size: tokens of a page.
+ * seq_len: query rows, of all requests together: what the CTA tile is resolved from.
+ * total_seq_len: query rows, of all requests together.
+ * kv_len: tokens in the cache; the last seq_len of them are the queries' own.
+ * max_seq_len: tokens the cache has room for in each head.
+ * nnz: tokens to scatter.
+ * batch_size: requests.
+ * padded_batch_size: blocks of the plan, those that do nothing included.
+ * stride_page: elements from one page to the next; a page's rows are [page_size, num_kv_heads, head_dim].
+ * src_stride_n: elements from one token to the next; a multiple of 8.
+ * src_stride_h: elements from one head to the next; a multiple of 8.
+ * sm_scale: softmax scale.
+ * window_left: keys seen before the query's own; -1: all.
+ * cta_tile_q_override: rows of a query tile, heads of a group counted as rows; 0: resolve it.
+ * stream: a cudaStream_t.
+ */
+
+/* Decode over paged KV, one block a request and KV head. Returns a TILEPRESS_* code. */
+int paged_attention_decode_cuda(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *request_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t batch_size, int64_t stride_page, float sm_scale, void *stream);
+
+/* Decode over paged KV whose requests the plan cuts into chunks; the partials are merged after. Returns a
+ * TILEPRESS_* code. */
+int paged_attention_decode_split_kv_cuda(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *request_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, int32_t *o_indptr, uint8_t *block_valid_mask, void *tmp_v, float *tmp_s, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t batch_size, int32_t padded_batch_size, int64_t stride_page, float sm_scale, void *stream);
+
+/* Writes each request's last token, one that page_indptr and last_page_len_d already count, into the pool. Returns a
+ * TILEPRESS_* code. */
+int paged_kv_append_cuda(void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, void *key, void *value, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t batch_size, int64_t stride_page, void *stream);
+
+/* Writes nnz tokens into the pool, each at a request and a position. Returns a TILEPRESS_* code. */
+int paged_kv_scatter_cuda(void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, void *src_k, void *src_v, int32_t *batch_indices, int32_t *positions, int32_t nnz, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int64_t stride_page, int64_t src_stride_n, int64_t src_stride_h, void *stream);
+
+/* Query tiles of seq_len rows. Returns the count, or -1. Makes no CUDA call. */
+int32_t batch_prefill_paged_num_tiles(int32_t seq_len, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim);
+
+/* Query tiles of seq_len rows, of a given tile. Returns the count, or -1. Makes no CUDA call. */
+int32_t batch_prefill_paged_num_tiles_with_cta_tile_q(int32_t seq_len, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t cta_tile_q_override);
+
+/* Rows of the query tile that a prefill of that many rows is launched with. Returns the count, or -1. Makes no CUDA
+ * call. */
+int32_t batch_prefill_cta_tile_q(int32_t total_seq_len, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim);
+
+/* Rows of the query tile that a prefill with that override is launched with. Returns the count, or -1. Makes no CUDA
+ * call. */
+int32_t batch_prefill_cta_tile_q_with_override(int32_t total_seq_len, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t cta_tile_q_override);
+
+/* Causal prefill over paged KV. The plan must have been made for the same tile. Returns a TILEPRESS_* code. */
+int batch_prefill_paged_cuda_with_cta_tile_q(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *q_indptr, int32_t *request_indices, int32_t *qo_tile_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, uint32_t *total_num_rows, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t seq_len, int32_t batch_size, int32_t padded_batch_size, int64_t stride_page, float sm_scale, int32_t cta_tile_q_override, void *stream);
+
+/* Causal prefill over paged KV. Returns a TILEPRESS_* code. */
+int batch_prefill_paged_cuda(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *q_indptr, int32_t *request_indices, int32_t *qo_tile_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, uint32_t *total_num_rows, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t seq_len, int32_t batch_size, int32_t padded_batch_size, int64_t stride_page, float sm_scale, void *stream);
+
+/* Causal prefill of one request over contiguous KV. Returns a TILEPRESS_* code. */
+int single_prefill_cuda(void *q, void *output, void *k_cache, void *v_cache, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t seq_len, int32_t kv_len, int32_t max_seq_len, float sm_scale, void *stream);
+
+/* Causal prefill of one request over contiguous KV. At head_dim 256. Returns a TILEPRESS_* code. */
+int single_prefill_cuda_hd256(void *q, void *output, void *k_cache, void *v_cache, int32_t num_qo_heads, int32_t num_kv_heads, int32_t seq_len, int32_t kv_len, int32_t max_seq_len, float sm_scale, void *stream);
+
+/* Decode over paged KV, one block a request and KV head. At head_dim 256. Returns a TILEPRESS_* code. */
+int paged_attention_decode_cuda_hd256(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *request_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t batch_size, int64_t stride_page, float sm_scale, void *stream);
+
+/* Decode over paged KV, one block a request and KV head. At head_dim 256. A row sees its own position and the
+ * window_left before it. Returns a TILEPRESS_* code. */
+int paged_attention_decode_window_cuda_hd256(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *request_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t batch_size, int64_t stride_page, float sm_scale, int32_t window_left, void *stream);
+
+/* Causal prefill over paged KV. At head_dim 256. Returns a TILEPRESS_* code. */
+int batch_prefill_paged_cuda_hd256(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *q_indptr, int32_t *request_indices, int32_t *qo_tile_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, uint32_t *total_num_rows, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t seq_len, int32_t batch_size, int32_t padded_batch_size, int64_t stride_page, float sm_scale, void *stream);
+
+/* Causal prefill over paged KV. At head_dim 256. A row sees its own position and the window_left before it. Returns
+ * a TILEPRESS_* code. */
+int batch_prefill_paged_window_cuda_hd256(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *q_indptr, int32_t *request_indices, int32_t *qo_tile_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, uint32_t *total_num_rows, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t seq_len, int32_t batch_size, int32_t padded_batch_size, int64_t stride_page, float sm_scale, int32_t window_left, void *stream);
+
+/* Decode over paged KV whose requests the plan cuts into chunks; the partials are merged after. At head_dim 512.
+ * Returns a TILEPRESS_* code. */
+int paged_attention_decode_split_kv_cuda_hd512(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *request_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, int32_t *o_indptr, uint8_t *block_valid_mask, void *tmp_v, float *tmp_s, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t batch_size, int32_t padded_batch_size, int64_t stride_page, float sm_scale, void *stream);
+
+/* Causal prefill of one request over contiguous KV. At head_dim 512. Returns a TILEPRESS_* code. */
+int single_prefill_cuda_hd512(void *q, void *output, void *k_cache, void *v_cache, int32_t num_qo_heads, int32_t num_kv_heads, int32_t seq_len, int32_t kv_len, int32_t max_seq_len, float sm_scale, void *stream);
+
+/* Causal prefill over paged KV. At head_dim 512. Returns a TILEPRESS_* code. */
+int batch_prefill_paged_cuda_hd512(void *q, void *output, void *kv_data, int64_t k_offset_elems, int64_t v_offset_elems, int32_t *page_indices, int32_t *page_indptr, int32_t *last_page_len_d, int32_t *q_indptr, int32_t *request_indices, int32_t *qo_tile_indices, int32_t *kv_tile_indices, int32_t *kv_chunk_size_ptr, uint32_t *total_num_rows, int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t seq_len, int32_t batch_size, int32_t padded_batch_size, int64_t stride_page, float sm_scale, void *stream);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -51,9 +51,13 @@ def raw(**edits: object) -> dict[str, Any]:
     return table
 
 
-def table(*families: dict[str, Any]) -> Table:
-    """A table with the committed rows but for its families: those given, by default one with group 8."""
-    return parse(raw(family=[FAMILY | changes for changes in families] or [FAMILY]), "families.toml")
+def table(*families: dict[str, Any], incumbent: bool = False) -> Table:
+    """A table with the committed rows but for its families: those given, by default one with group 8.
+
+    incumbent: with the incumbent's rows too.
+    """
+    whole = parse(raw(family=[FAMILY | changes for changes in families] or [FAMILY]), "families.toml")
+    return whole if incumbent else whole.select((), ("incumbent",))
 
 
 ARCH = Arch(

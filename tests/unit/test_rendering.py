@@ -21,8 +21,8 @@ from codegen.rendering import FileWriter, Unit
 # Golden files: also compiled, in tests/build/test_golden.py.
 
 RENDERED = {
-    "tilepress.h": rendering.header(table()),
-    "tilepress_sys.rs": rendering.rust_bindings(table()),
+    "tilepress.h": rendering.header(table(incumbent=True)),
+    "tilepress_sys.rs": rendering.rust_bindings(table(incumbent=True)),
     "sample_prefill_g8_split.cu": rendering.kernel_source(entry(), lowered()),
 }
 
@@ -381,12 +381,19 @@ def test_library_source_lists_the_instances() -> None:
 
 def test_units_cmake() -> None:
     units = [Unit("a", "generated/a.cu", ("--use_fast_math", "-DX=1")), Unit("b", "csrc/b.cpp")]
-    text = rendering.units_cmake(context(), units, ["/include/a b"])
+    text = rendering.units_cmake(context(), units, ["/include/a b"], [])
     assert '  tilepress_unit(a generated/a.cu "--use_fast_math" "-DX=1")\n  tilepress_unit(b csrc/b.cpp)\n' in text
     assert 'set(TILEPRESS_KERNEL_INCLUDES "/include/a b")' in text
     assert f'set(TILEPRESS_CUDA_ARCHITECTURES "{ARCH.target.removeprefix("sm_")}-real")' in text
     assert "set(TILEPRESS_STUB OFF)" in text
-    assert "set(TILEPRESS_STUB ON)" in rendering.units_cmake(context(tier="stub"), [], [])
+    assert "set(TILEPRESS_STUB ON)" in rendering.units_cmake(context(tier="stub"), [], [], [])
+
+
+def test_units_of_the_incumbent_have_their_own_headers() -> None:
+    units = [Unit("a", "generated/a.cu"), Unit("b", "generated/b.cu", incumbent=True)]
+    text = rendering.units_cmake(context(), units, ["/include/a"], ["/include/b", "/include/c"])
+    assert 'set(TILEPRESS_KERNEL_INCLUDES "/include/a")\n' in text
+    assert 'set(TILEPRESS_INCUMBENT_INCLUDES "/include/b" "/include/c")\nset(TILEPRESS_INCUMBENT_UNITS b)\n' in text
 
 
 # The writer
