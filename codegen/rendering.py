@@ -16,11 +16,13 @@ from typing import Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from codegen import abi
-from codegen.abi import Entry, FamilyEntry, Field, HandWritten, Incumbent, Struct
+from codegen.abi import Entry, FamilyEntry, Field, HandWritten, Incumbent, Routed, Struct
+from codegen.abi.routes import TILE_PLANNER
 from codegen.errors import OutputError
 from codegen.formats import FORMATS, ROTATED
 from codegen.incumbent import DECODE_GROUPS, KEY_FRAGMENTS
 from codegen.lowered import Lowered
+from codegen.modes import MODES, VARIABLE
 from codegen.table import Arch, IncumbentUnit, Table
 
 WIDTH = 120
@@ -135,7 +137,7 @@ class Unit:
     incumbent: bool = False
 
 
-HOST_SOURCES = ("error.cpp", "instances.cpp", "pool.cpp")
+HOST_SOURCES = ("error.cpp", "instances.cpp", "modes.cpp", "pool.cpp")
 CUDA_HOST_SOURCES = ("cuda_host.cpp",)
 
 
@@ -145,11 +147,13 @@ def public_values(table: Table) -> dict[str, object]:
         "library": table.library,
         "return_codes": abi.RETURN_CODES,
         "page_formats": abi.PAGE_FORMATS,
+        "modes": abi.MODE_CODES,
         "status_bits": abi.STATUS_BITS,
         "structs": abi.structs(table),
         "entries": abi.entries(table),
         "family_entries": abi.family_entries(table),
         "hand_written": abi.hand_written(table),
+        "routes": abi.routes(table),
         "functions": abi.FUNCTIONS,
         "incumbent": abi.incumbent(table),
         "incumbent_params": abi.incumbent_params(table),
@@ -218,6 +222,18 @@ def _arguments(entry: Incumbent) -> str:
 def page_formats_header() -> str:
     """page_formats.h: what a page of each format holds, for the C sources."""
     return render("page_formats.h.j2", formats=list(FORMATS.values()))
+
+
+def modes_header() -> str:
+    """modes.h: what the knob's modes are, for the C sources."""
+    return render("modes.h.j2", modes=list(MODES.values()), variable=VARIABLE)
+
+
+def routed_source(context: Context, entry: Routed) -> str:
+    """A routed entry. In a library without its incumbent, that mode is refused."""
+    names = {found.name for found in abi.incumbent(context.table)}
+    served = {entry.incumbent.name, *([] if entry.kind == "decode" else [TILE_PLANNER])} <= names
+    return render("routed.cpp.j2", entry=entry, served=served, tile_planner=TILE_PLANNER, **_checked(entry.struct))
 
 
 def prep_header() -> str:

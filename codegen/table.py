@@ -96,7 +96,10 @@ class Model(Row):
 
 
 class Family(Row):
-    """One public entry, compiled for each of `groups` and `formats`."""
+    """One public entry, compiled for each of `groups` and `formats`.
+
+    incumbent: the entry that its routed form calls in the incumbent's mode; without one it has no routed form.
+    """
 
     name: Identifier
     operation: str
@@ -106,6 +109,7 @@ class Family(Row):
     groups: Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)]
     formats: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     tma: bool
+    incumbent: str | None = None
 
     @property
     def entry(self) -> str:
@@ -313,11 +317,11 @@ def _families(table: Table, fail: Fail) -> None:
 # Names that a family's entry, unit or generated file would collide with: the library's functions and its other units.
 TAKEN_NAMES = frozenset(
     {
-        *("build_info", "last_error", "pool_bytes", "supports", "version"),
+        *("build_info", "last_error", "mode_pool_bytes", "parse_mode", "pool_bytes", "supports", "version"),
         *("decode_plan", "decode_plan_size", "merge_states", "gelu_mul"),
         *("prep_global_prompt", "prep_global_decode", "prep_sliding_prompt", "prep_sliding_decode"),
         *("decode_plan_body", "merge_states_body", "activation_body", "prep_global_body", "prep_sliding_body"),
-        *("cuda_host", "error", "instances", "library", "pool", "tilepress"),
+        *("cuda_host", "error", "instances", "library", "modes", "pool", "tilepress"),
         *("hand_written", "page_formats", "python"),
         *UNITS,
     }
@@ -328,7 +332,8 @@ def _unit_names(table: Table, fail: Fail) -> None:
     taken = set(TAKEN_NAMES)
     for family in table.family:
         where = f"[[family]] '{family.name}'"
-        for name in (family.name, *(kernel.name for kernel in family.kernels)):
+        routed = (f"routed_{family.name}{role}" for role in ("", "_plan_size", "_plan")) if family.incumbent else ()
+        for name in (family.name, *(kernel.name for kernel in family.kernels), *routed):
             if name in taken:
                 fail(where, "name", f"'{name}' is already the name of a function or unit of the library; choose another")
             taken.add(name)

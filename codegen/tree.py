@@ -66,6 +66,7 @@ def units(context: Context, kernels: Mapping[str, Sequence[Lowered]]) -> tuple[U
     result += [Unit(entry.short_name, f"generated/{entry.short_name}.cpp") for entry in hand_written]
     bodies = dict.fromkeys(entry.source for entry in hand_written if not (entry.cuda and context.stub))
     result += [Unit(f"{Path(name).stem}_body", f"csrc/{name}") for name in bodies]
+    result += [Unit(entry.short_name, f"generated/{entry.short_name}.cpp") for entry in abi.routes(context.table)]
     for entry in abi.family_entries(context.table):
         result.append(Unit(entry.family.name, f"generated/{entry.family.name}.cpp"))
         for lowered in kernels[entry.family.name]:
@@ -114,6 +115,9 @@ def write(
     writer.write("generated/python.cpp", rendering.python_bindings(table))
     writer.write("generated/library.cpp", rendering.library_source(context))
     writer.write("generated/page_formats.h", rendering.page_formats_header())
+    writer.write("generated/modes.h", rendering.modes_header())
+    for routed in abi.routes(table):
+        writer.write(f"generated/{routed.short_name}.cpp", rendering.routed_source(context, routed))
     if not context.stub:
         writer.write("generated/qk_prep.cuh", rendering.prep_header())
     writer.write("generated/hand_written.h", rendering.hand_written_header(table))

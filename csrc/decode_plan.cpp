@@ -14,56 +14,6 @@
 #include "tilepress.h"
 
 namespace tilepress {
-namespace {
-
-// Partials of each KV head of a request. The request's own pages, the head count and the SM count decide, nothing else of the
-// batch: that is what makes a request's bits its own.
-int64_t splits_of(const tilepress_decode_plan_args &args, int64_t pages) {
-  if (args.chunk_tokens > 0) {
-    const int64_t chunk = args.chunk_tokens / args.page_size;
-    return (pages + chunk - 1) / chunk;
-  }
-  return std::min<int64_t>(pages, std::max(1, args.sm_count / args.num_kv_heads));
-}
-
-// The declared maximum of slots, or the most that max_batch requests can need under the rule.
-template <typename Args>
-int64_t declared_slots(const Args &args) {
-  if (args.max_slots > 0) return args.max_slots;
-  return static_cast<int64_t>(args.max_batch) * args.num_kv_heads * std::max(1, args.sm_count / args.num_kv_heads);
-}
-
-// What both entries refuse.
-template <typename Args>
-int check(const char *entry, const Args &args) {
-  if (args.num_q_heads % args.num_kv_heads != 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry,
-                args.num_q_heads, args.num_kv_heads);
-  if (find_page_format(args.page_format) == nullptr)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_format is %d, which is none", entry, args.page_format);
-  if (args.chunk_tokens % args.page_size != 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: chunk_tokens is %d, not whole tiles of page_size, %d", entry,
-                args.chunk_tokens, args.page_size);
-  if (args.chunk_tokens > 0 && args.max_slots == 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT,
-                "%s: max_slots is 0, but chunk_tokens leaves their number to the lengths; declare it", entry);
-  if (declared_slots(args) > kMaxSlots)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots comes to %lld; at most %lld", entry,
-                static_cast<long long>(declared_slots(args)), static_cast<long long>(kMaxSlots));
-  return TILEPRESS_OK;
-}
-
-// One run of pages, on its way into the plan.
-struct Item {
-  int32_t words[kItemWords];
-  int32_t cta;
-};
-
-// What a request's row sees, in tokens from the start of its page list: [begin, end).
-struct Visible {
-  int64_t begin;
-  int64_t end;
-};
 
 int visible_of(const char *entry, const tilepress_decode_plan_args &args, int64_t request, Visible *visible) {
   const auto r = static_cast<long long>(request);
@@ -90,6 +40,14 @@ int visible_of(const char *entry, const tilepress_decode_plan_args &args, int64_
   *visible = {kv_len > 0 ? first - origin : 0, tokens};
   return TILEPRESS_OK;
 }
+
+namespace {
+
+// One run of pages, on its way into the plan.
+struct Item {
+  int32_t words[kItemWords];
+  int32_t cta;
+};
 
 // Cuts every request into runs of pages and gives each KV head of each run a slot. Boundaries are floor(i * pages / splits).
 int cut(const char *entry, const tilepress_decode_plan_args &args, int64_t max_slots, int32_t *requests,
@@ -146,7 +104,7 @@ void assign(int32_t sm_count, std::vector<Item> *items) {
 }  // namespace
 
 int run_decode_plan_size(const char *entry, const tilepress_decode_plan_size_args &args) {
-  if (int code = check(entry, args)) return code;
+  if (int code = check_plan_numbers(entry, args)) return code;
   const int64_t slots = declared_slots(args);
   const int64_t bytes = decode_workspace_bytes(slots, args.num_q_heads / args.num_kv_heads, args.head_dim);
   if (bytes < 0)
@@ -158,7 +116,7 @@ int run_decode_plan_size(const char *entry, const tilepress_decode_plan_size_arg
 }
 
 int run_decode_plan(const char *entry, const tilepress_decode_plan_args &args) {
-  if (int code = check(entry, args)) return code;
+  if (int code = check_plan_numbers(entry, args)) return code;
   if (args.batch > args.max_batch)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: batch is %d, past max_batch, %d", entry, args.batch, args.max_batch);
   const int64_t slots = declared_slots(args);

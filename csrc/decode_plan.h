@@ -1,8 +1,13 @@
 // The decode plan: which CTA reads which pages of which request, as one array of int32 that the caller copies to the device.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+
+#include "error.h"
+#include "page_formats.h"
+#include "tilepress.h"
 
 namespace tilepress {
 
@@ -68,5 +73,51 @@ static inline int64_t decode_workspace_bytes(int64_t max_slots, int64_t group, i
   if (__builtin_mul_overflow(max_slots * group, (head_dim + 1) * static_cast<int64_t>(sizeof(float)), &bytes)) return -1;
   return bytes;
 }
+
+// Partials of each KV head of a request. The request's own pages, the head count and the SM count decide, nothing else of the
+// batch: that is what makes a request's bits its own.
+static inline int64_t splits_of(const tilepress_decode_plan_args &args, int64_t pages) {
+  if (args.chunk_tokens > 0) {
+    const int64_t chunk = args.chunk_tokens / args.page_size;
+    return (pages + chunk - 1) / chunk;
+  }
+  return std::min<int64_t>(pages, std::max(1, args.sm_count / args.num_kv_heads));
+}
+
+// The declared maximum of slots, or the most that max_batch requests can need under the rule.
+template <typename Args>
+static int64_t declared_slots(const Args &args) {
+  if (args.max_slots > 0) return args.max_slots;
+  return static_cast<int64_t>(args.max_batch) * args.num_kv_heads * std::max(1, args.sm_count / args.num_kv_heads);
+}
+
+// What both entries refuse.
+template <typename Args>
+static int check_plan_numbers(const char *entry, const Args &args) {
+  if (args.num_q_heads % args.num_kv_heads != 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry,
+                args.num_q_heads, args.num_kv_heads);
+  if (find_page_format(args.page_format) == nullptr)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_format is %d, which is none", entry, args.page_format);
+  if (args.chunk_tokens % args.page_size != 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: chunk_tokens is %d, not whole tiles of page_size, %d", entry,
+                args.chunk_tokens, args.page_size);
+  if (args.chunk_tokens > 0 && args.max_slots == 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT,
+                "%s: max_slots is 0, but chunk_tokens leaves their number to the lengths; declare it", entry);
+  if (declared_slots(args) > kMaxSlots)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots comes to %lld; at most %lld", entry,
+                static_cast<long long>(declared_slots(args)), static_cast<long long>(kMaxSlots));
+  return TILEPRESS_OK;
+}
+
+// What a request's row sees, in tokens from the start of its page list: [begin, end).
+struct Visible {
+  int64_t begin;
+  int64_t end;
+};
+
+// Fills `visible` or fails: a request that is none, or that has too few pages.
+int visible_of(const char *entry, const tilepress_decode_plan_args &args, int64_t request, Visible *visible);
 
 }  // namespace tilepress

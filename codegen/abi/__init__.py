@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from codegen.abi.common import FUNCTIONS, HAND_WRITTEN, PAGE_FORMATS, RETURN_CODES, STATUS_BITS
+from codegen.abi.common import FUNCTIONS as COMMON_FUNCTIONS
+from codegen.abi.common import HAND_WRITTEN, PAGE_FORMATS, RETURN_CODES, STATUS_BITS
 from codegen.abi.decode import DECODE
 from codegen.abi.incumbent import PARAMS as INCUMBENT_PARAMS
 from codegen.abi.incumbent import REFUSALS as INCUMBENT_REFUSALS
@@ -29,8 +30,11 @@ from codegen.abi.records import (
     Struct,
     digest,
 )
+from codegen.abi.routes import FUNCTIONS as ROUTE_FUNCTIONS
+from codegen.abi.routes import Routed, route
 from codegen.abi.sliding_prefill import SLIDING_PREFILL
 from codegen.kernels import OPERATIONS
+from codegen.modes import MODES
 from codegen.table import Table
 
 __all__ = [
@@ -38,6 +42,7 @@ __all__ = [
     "HAND_WRITTEN",
     "INCUMBENT_PARAMS",
     "INCUMBENT_REFUSALS",
+    "MODE_CODES",
     "OPERATION_ABIS",
     "PAGE_FORMATS",
     "RETURN_CODES",
@@ -52,6 +57,7 @@ __all__ = [
     "Incumbent",
     "Memory",
     "OperationAbi",
+    "Routed",
     "Struct",
     "digest",
     "entries",
@@ -61,11 +67,16 @@ __all__ = [
     "incumbent_params",
     "kernel_names",
     "public_symbols",
+    "routes",
     "structs",
 ]
 
 OPERATION_ABIS: Mapping[str, OperationAbi] = MappingProxyType({abi.name: abi for abi in (PREFILL, SLIDING_PREFILL, DECODE)})
 assert OPERATION_ABIS.keys() == OPERATIONS.keys(), "every operation of kernels/ has its argument struct here"
+
+
+FUNCTIONS = (*COMMON_FUNCTIONS, *ROUTE_FUNCTIONS)
+MODE_CODES = tuple(Code(mode.name.upper(), mode.code, f"{mode.doc} (the knob's {mode.text!r})") for mode in MODES.values())
 
 
 def family_entries(table: Table) -> tuple[FamilyEntry, ...]:
@@ -83,9 +94,14 @@ def hand_written(table: Table) -> tuple[HandWritten, ...]:
     return tuple(dict.fromkeys([*companions, *HAND_WRITTEN]))
 
 
+def routes(table: Table) -> tuple[Routed, ...]:
+    """The routed entries: of every family that names an incumbent. Raises TableError where that cannot serve it."""
+    return route(table, OPERATION_ABIS)
+
+
 def entries(table: Table) -> tuple[Entry, ...]:
     """Every public function that takes an argument struct."""
-    return (*family_entries(table), *hand_written(table))
+    return (*family_entries(table), *hand_written(table), *routes(table))
 
 
 def structs(table: Table) -> tuple[Struct, ...]:

@@ -1,0 +1,144 @@
+// The routed decode in the incumbent's mode: its planner, and what a call hands to FlashInfer.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "decode_plan.h"
+#include "routes.h"
+
+namespace tilepress {
+
+// Blocks that a plan has room for: one a request where the entry does not split, else the slots of one KV head.
+template <typename Args>
+static int64_t route_max_blocks(const Args &args, bool split) {
+  return split ? declared_slots(args) / args.num_kv_heads : args.max_batch;
+}
+
+// Bytes of bf16 partials [max_blocks, num_q_heads, head_dim], then their lse, fp32 [max_blocks, num_q_heads]; -1 where they do
+// not count in 63 bits.
+static inline int64_t route_workspace_bytes(int64_t max_blocks, int64_t q_heads, int64_t head_dim, bool split) {
+  int64_t bytes = 0;
+  if (split && __builtin_mul_overflow(max_blocks * q_heads, head_dim * 2 + 4, &bytes)) return -1;
+  return bytes;
+}
+
+static inline int plan_size_route(const char *entry, const tilepress_decode_plan_size_args &args, bool split) {
+  if (int code = check_plan_numbers(entry, args)) return code;
+  const int64_t blocks = route_max_blocks(args, split);
+  const int64_t words = RouteLayout(args.max_batch, blocks).words;
+  const int64_t bytes = route_workspace_bytes(blocks, args.num_q_heads, args.head_dim, split);
+  if (bytes < 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: head_dim %d of %lld blocks makes a workspace of 2^63 bytes or more", entry,
+                args.head_dim, static_cast<long long>(blocks));
+  *args.plan_words_out = words;
+  *args.workspace_bytes_out = bytes;
+  return TILEPRESS_OK;
+}
+
+// Plans into args.plan. Every request's page list is read whole: the windowed entry masks what the window has left behind.
+static inline int plan_route(const char *entry, const tilepress_decode_plan_args &args, bool split) {
+  if (int code = check_plan_numbers(entry, args)) return code;
+  if (args.batch > args.max_batch)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: batch is %d, past max_batch, %d", entry, args.batch, args.max_batch);
+  const int64_t max_blocks = route_max_blocks(args, split);
+  const RouteLayout layout(args.max_batch, max_blocks);
+  if (args.plan_words < layout.words)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_words is %lld; this plan needs %lld", entry,
+                static_cast<long long>(args.plan_words), static_cast<long long>(layout.words));
+  std::vector<int64_t> tokens(static_cast<size_t>(args.batch));
+  int64_t longest = 0;
+  for (int32_t r = 0; r < args.batch; ++r) {
+    Visible visible{};
+    if (int code = visible_of(entry, args, r, &visible)) return code;
+    tokens[static_cast<size_t>(r)] = visible.end;
+    longest = std::max(longest, (visible.end + args.page_size - 1) / args.page_size);
+  }
+  // Pages of a chunk: one length for all requests is what the incumbent's entries take.
+  int64_t chunk = kRouteUnsplit / args.page_size;
+  if (split && args.chunk_tokens > 0) {
+    chunk = args.chunk_tokens / args.page_size;
+  } else if (split && longest > 0) {
+    const int64_t splits = splits_of(args, longest);
+    chunk = (longest + splits - 1) / splits;
+  }
+  std::vector<int32_t> words(static_cast<size_t>(layout.words), 0);
+  uint8_t *valid = reinterpret_cast<uint8_t *>(words.data() + layout.valid);
+  int64_t blocks = 0;
+  for (int32_t r = 0; r < args.batch; ++r) {
+    const int64_t pages = (tokens[static_cast<size_t>(r)] + args.page_size - 1) / args.page_size;
+    // An entry that does not split has a block for every request, an empty one too.
+    const int64_t count = split ? (pages + chunk - 1) / chunk : 1;
+    if (blocks + count > max_blocks)
+      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots is %lld; request %d needs slots up to %lld", entry,
+                  static_cast<long long>(declared_slots(args)), r, static_cast<long long>((blocks + count) * args.num_kv_heads));
+    for (int64_t i = 0; i < count; ++i, ++blocks) {
+      words[static_cast<size_t>(layout.requests + blocks)] = r;
+      words[static_cast<size_t>(layout.chunks + blocks)] = static_cast<int32_t>(i);
+      valid[blocks] = 1;
+    }
+    words[static_cast<size_t>(layout.o_indptr + r + 1)] = static_cast<int32_t>(blocks);
+    // The page list may be longer than the context: the incumbent reads all that page_indptr gives a request.
+    if (args.page_indptr[r + 1] - args.page_indptr[r] != pages)
+      return fail(TILEPRESS_INVALID_ARGUMENT,
+                  "%s: page_indptr lists %d pages for request %d, whose tokens need %lld; the incumbent's mode takes no more", entry,
+                  args.page_indptr[r + 1] - args.page_indptr[r], r, static_cast<long long>(pages));
+    words[static_cast<size_t>(layout.page_indptr + r)] = args.page_indptr[r];
+    words[static_cast<size_t>(layout.page_indptr + r + 1)] = args.page_indptr[r + 1];
+    words[static_cast<size_t>(layout.last_page_len + r)] =
+        static_cast<int32_t>(tokens[static_cast<size_t>(r)] - std::max<int64_t>(pages - 1, 0) * args.page_size);
+  }
+  words[static_cast<size_t>(layout.chunk_tokens)] = static_cast<int32_t>(chunk * args.page_size);
+  words[kRouteMagic] = kRouteDecodeMagic;
+  words[kRouteBatch] = args.batch;
+  words[kRouteBlocks] = static_cast<int32_t>(blocks);
+  words[kRouteMaxBatch] = args.max_batch;
+  words[kRouteMaxBlocks] = static_cast<int32_t>(max_blocks);
+  words[kRouteNumQHeads] = args.num_q_heads;
+  words[kRouteNumKvHeads] = args.num_kv_heads;
+  words[kRoutePageSize] = args.page_size;
+  words[kRouteWindow] = args.window;
+  words[kRoutePageIds] = args.batch > 0 ? args.page_indptr[args.batch] : 0;
+  std::memcpy(args.plan, words.data(), words.size() * sizeof words[0]);
+  return TILEPRESS_OK;
+}
+
+static inline int prepare_decode_route(const char *entry, const tilepress_decode_args &args, bool split, Route *route) {
+  const int32_t *plan = args.plan_host;
+  const PlannedNumber numbers[] = {{"num_q_heads", kRouteNumQHeads, args.num_q_heads},
+                                   {"num_kv_heads", kRouteNumKvHeads, args.num_kv_heads},
+                                   {"page_size", kRoutePageSize, args.page_size}};
+  if (int code = check_route_plan(entry, plan, kRouteDecodeMagic, numbers)) return code;
+  if (int code = prepare_route(entry, args, args.plan, plan, route)) return code;
+  if (static_cast<int64_t>(args.row_offset) + plan[kRouteBatch] > args.q_rows)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: row_offset %d and the plan's batch %d run past q_rows, %d", entry,
+                args.row_offset, plan[kRouteBatch], args.q_rows);
+  if (args.num_page_ids < plan[kRoutePageIds])
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_page_ids is %d, but plan_host reaches into %d page ids", entry,
+                args.num_page_ids, plan[kRoutePageIds]);
+  const int64_t max_blocks = plan[kRouteMaxBlocks];
+  const int64_t need = route_workspace_bytes(max_blocks, args.num_q_heads, args.head_dim, split);
+  if (need < 0 || args.workspace_bytes < need)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace_bytes is %lld; this plan needs %lld", entry,
+                static_cast<long long>(args.workspace_bytes), static_cast<long long>(need));
+  const RouteLayout layout(plan[kRouteMaxBatch], max_blocks);
+  int32_t *words = const_cast<int32_t *>(args.plan);
+  const int64_t rows_bytes = static_cast<int64_t>(args.row_offset) * args.num_q_heads * args.head_dim * 2;
+  route->q = static_cast<char *>(route->q) + rows_bytes;
+  route->out = static_cast<char *>(route->out) + rows_bytes;
+  route->page_indptr = words + layout.page_indptr;
+  route->last_page_len = words + layout.last_page_len;
+  route->o_indptr = words + layout.o_indptr;
+  route->valid = reinterpret_cast<uint8_t *>(words + layout.valid);
+  route->partial_out = args.workspace;
+  route->partial_lse =
+      reinterpret_cast<float *>(static_cast<char *>(args.workspace) + max_blocks * args.num_q_heads * args.head_dim * 2);
+  route->rows = plan[kRouteBatch];
+  if (split) route->blocks = plan[kRouteBlocks] > 0 ? static_cast<int32_t>(max_blocks) : 0;
+  route->window_left = plan[kRouteWindow] - 1;
+  return TILEPRESS_OK;
+}
+
+}  // namespace tilepress
