@@ -11,6 +11,12 @@
 
 namespace tilepress {
 
+// What the incumbent's entry can do: cut a request into chunks, and hide keys that are older than a window.
+struct RouteDecode {
+  bool split;
+  bool windowed;
+};
+
 // Blocks that a plan has room for: one a request where the entry does not split, else the slots of one KV head.
 template <typename Args>
 static int64_t route_max_blocks(const Args &args, bool split) {
@@ -25,11 +31,11 @@ static inline int64_t route_workspace_bytes(int64_t max_blocks, int64_t q_heads,
   return bytes;
 }
 
-static inline int plan_size_route(const char *entry, const tilepress_decode_plan_size_args &args, bool split) {
+static inline int plan_size_route(const char *entry, const tilepress_decode_plan_size_args &args, RouteDecode able) {
   if (int code = check_plan_numbers(entry, args)) return code;
-  const int64_t blocks = route_max_blocks(args, split);
+  const int64_t blocks = route_max_blocks(args, able.split);
   const int64_t words = RouteLayout(args.max_batch, blocks).words;
-  const int64_t bytes = route_workspace_bytes(blocks, args.num_q_heads, args.head_dim, split);
+  const int64_t bytes = route_workspace_bytes(blocks, args.num_q_heads, args.head_dim, able.split);
   if (bytes < 0)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: head_dim %d of %lld blocks makes a workspace of 2^63 bytes or more", entry,
                 args.head_dim, static_cast<long long>(blocks));
@@ -39,8 +45,12 @@ static inline int plan_size_route(const char *entry, const tilepress_decode_plan
 }
 
 // Plans into args.plan. Every request's page list is read whole: the windowed entry masks what the window has left behind.
-static inline int plan_route(const char *entry, const tilepress_decode_plan_args &args, bool split) {
+static inline int plan_route(const char *entry, const tilepress_decode_plan_args &args, RouteDecode able) {
   if (int code = check_plan_numbers(entry, args)) return code;
+  const bool split = able.split;
+  if (args.window > 0 && !able.windowed)
+    return fail(TILEPRESS_UNSUPPORTED, "%s: window is %d, but the incumbent's entry sees whole contexts; it must be 0 in its mode",
+                entry, args.window);
   if (args.batch > args.max_batch)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: batch is %d, past max_batch, %d", entry, args.batch, args.max_batch);
   const int64_t max_blocks = route_max_blocks(args, split);
@@ -57,7 +67,7 @@ static inline int plan_route(const char *entry, const tilepress_decode_plan_args
     longest = std::max(longest, (visible.end + args.page_size - 1) / args.page_size);
   }
   // Pages of a chunk: one length for all requests is what the incumbent's entries take.
-  int64_t chunk = kRouteUnsplit / args.page_size;
+  int64_t chunk = std::max<int64_t>(kRouteUnsplit / args.page_size, 1);
   if (split && args.chunk_tokens > 0) {
     chunk = args.chunk_tokens / args.page_size;
   } else if (split && longest > 0) {
@@ -90,7 +100,8 @@ static inline int plan_route(const char *entry, const tilepress_decode_plan_args
     words[static_cast<size_t>(layout.last_page_len + r)] =
         static_cast<int32_t>(tokens[static_cast<size_t>(r)] - std::max<int64_t>(pages - 1, 0) * args.page_size);
   }
-  words[static_cast<size_t>(layout.chunk_tokens)] = static_cast<int32_t>(chunk * args.page_size);
+  // A chunk past INT32_MAX tokens holds any request whole, and so does one that ends there.
+  words[static_cast<size_t>(layout.chunk_tokens)] = static_cast<int32_t>(std::min<int64_t>(chunk * args.page_size, INT32_MAX));
   words[kRouteMagic] = kRouteDecodeMagic;
   words[kRouteBatch] = args.batch;
   words[kRouteBlocks] = static_cast<int32_t>(blocks);
@@ -100,17 +111,21 @@ static inline int plan_route(const char *entry, const tilepress_decode_plan_args
   words[kRouteNumKvHeads] = args.num_kv_heads;
   words[kRoutePageSize] = args.page_size;
   words[kRouteWindow] = args.window;
+  words[kRouteSplit] = split;
   words[kRoutePageIds] = args.batch > 0 ? args.page_indptr[args.batch] : 0;
   std::memcpy(args.plan, words.data(), words.size() * sizeof words[0]);
   return TILEPRESS_OK;
 }
 
-static inline int prepare_decode_route(const char *entry, const tilepress_decode_args &args, bool split, Route *route) {
+static inline int prepare_decode_route(const char *entry, const tilepress_decode_args &args, RouteDecode able,
+                                       Route *route) {
   const int32_t *plan = args.plan_host;
   const PlannedNumber numbers[] = {{"num_q_heads", kRouteNumQHeads, args.num_q_heads},
                                    {"num_kv_heads", kRouteNumKvHeads, args.num_kv_heads},
                                    {"page_size", kRoutePageSize, args.page_size}};
   if (int code = check_route_plan(entry, plan, kRouteDecodeMagic, numbers)) return code;
+  if ((plan[kRouteSplit] != 0) != able.split || (plan[kRouteWindow] > 0 && !able.windowed))
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host was written by another entry's planner", entry);
   if (int code = prepare_route(entry, args, args.plan, plan, route)) return code;
   if (static_cast<int64_t>(args.row_offset) + plan[kRouteBatch] > args.q_rows)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: row_offset %d and the plan's batch %d run past q_rows, %d", entry,
@@ -119,7 +134,7 @@ static inline int prepare_decode_route(const char *entry, const tilepress_decode
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_page_ids is %d, but plan_host reaches into %d page ids", entry,
                 args.num_page_ids, plan[kRoutePageIds]);
   const int64_t max_blocks = plan[kRouteMaxBlocks];
-  const int64_t need = route_workspace_bytes(max_blocks, args.num_q_heads, args.head_dim, split);
+  const int64_t need = route_workspace_bytes(max_blocks, args.num_q_heads, args.head_dim, able.split);
   if (need < 0 || args.workspace_bytes < need)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace_bytes is %lld; this plan needs %lld", entry,
                 static_cast<long long>(args.workspace_bytes), static_cast<long long>(need));
@@ -132,11 +147,14 @@ static inline int prepare_decode_route(const char *entry, const tilepress_decode
   route->last_page_len = words + layout.last_page_len;
   route->o_indptr = words + layout.o_indptr;
   route->valid = reinterpret_cast<uint8_t *>(words + layout.valid);
-  route->partial_out = args.workspace;
-  route->partial_lse =
-      reinterpret_cast<float *>(static_cast<char *>(args.workspace) + max_blocks * args.num_q_heads * args.head_dim * 2);
+  if (able.split && args.workspace != nullptr) {
+    char *lse = static_cast<char *>(args.workspace) + max_blocks * args.num_q_heads * args.head_dim * 2;
+    route->partial_out = args.workspace;
+    route->partial_lse = reinterpret_cast<float *>(lse);
+  }
   route->rows = plan[kRouteBatch];
-  if (split) route->blocks = plan[kRouteBlocks] > 0 ? static_cast<int32_t>(max_blocks) : 0;
+  // Where no request has a key there is no chunk, but the merge has their zeros to write.
+  if (able.split) route->blocks = plan[kRouteBatch] > 0 ? static_cast<int32_t>(max_blocks) : 0;
   route->window_left = plan[kRouteWindow] - 1;
   return TILEPRESS_OK;
 }

@@ -6,6 +6,7 @@
 
 #include "error.h"
 #include "pool.h"
+#include "scale.h"
 #include "tilepress.h"
 
 namespace tilepress {
@@ -27,6 +28,7 @@ enum RoutePlanHeader : size_t {
   kRouteHeadDim,   // prefill
   kRouteRows,      // prefill: of all requests
   kRouteRowsEnd,   // prefill: the row after the last
+  kRouteSplit,     // decode: whether it was written for an entry that splits
   kRouteHeaderWords = 16,
 };
 
@@ -115,6 +117,7 @@ static int check_route_plan(const char *entry, const int32_t *plan, int32_t magi
 // What every call in the incumbent's mode has: the pool, and the places of the plan's parts on the device.
 template <typename Args>
 static int prepare_route(const char *entry, const Args &args, const int32_t *plan, const int32_t *plan_host, Route *route) {
+  if (int code = check_scale(entry, args.sm_scale)) return code;
   if (args.lse != nullptr)
     return fail(TILEPRESS_UNSUPPORTED, "%s: lse is given, but the incumbent's entries give none; pass null in its mode", entry);
   PoolTiles tiles{};
@@ -129,7 +132,8 @@ static int prepare_route(const char *entry, const Args &args, const int32_t *pla
   route->k_offset = args.layer_row * row;
   route->v_offset = (args.layer_row + args.page_size) * row;
   route->page_stride = args.rows_per_page * row;
-  route->page_ids = const_cast<int32_t *>(args.page_ids);
+  // Without page ids nobody reads one, but the incumbent's entries want an address.
+  route->page_ids = args.page_ids != nullptr ? const_cast<int32_t *>(args.page_ids) : words;
   route->request_indices = words + layout.requests;
   route->tile_indices = words + layout.tiles;
   route->chunk_indices = words + layout.chunks;

@@ -17,6 +17,7 @@ from codegen.abi.incumbent import ENTRIES, Incumbent
 from codegen.abi.prefill import Q_INDPTR_HOST
 from codegen.abi.records import CType, Entry, Field, Function, Memory, OperationAbi, Struct
 from codegen.errors import TableError
+from codegen.incumbent import DECODE_GROUPS, UNITS
 from codegen.modes import MODES, VARIABLE
 from codegen.table import Family, Table
 
@@ -129,7 +130,9 @@ def _with_mode(struct: Struct, name: str, doc: str, more: tuple[Field, ...] = ()
     for field in struct.fields:
         if more and field.name == "status":
             found += more
-        found.append(MODE if field.name == "page_format" else field)
+        # A plan that needs no workspace has none.
+        kept = replace(field, count="workspace_bytes") if field.name == "workspace" else field
+        found.append(MODE if field.name == "page_format" else kept)
     return Struct(name, doc, tuple(found))
 
 
@@ -202,6 +205,10 @@ _INCUMBENT_LIMITS = (
     "in the incumbent's mode: lse, which it does not give; a plan of another mode, or built for other numbers; what the "
     "incumbent's own entry refuses, by its own name",
 )
+_DECODE_LIMITS = (
+    f"in the incumbent's mode: a group (query heads per KV head) other than {', '.join(map(str, DECODE_GROUPS))}; a window "
+    "where its entry has none",
+)
 _NOTE = (
     "In the incumbent's mode page ids must be valid, since FlashInfer does not check them, and status is not written; the "
     "output bits are those of the incumbent's entry called with the same plan."
@@ -223,12 +230,15 @@ def _incumbent_of(family: Family) -> Incumbent:
     able = {
         entry.name: entry
         for entry in ENTRIES
-        if entry.body in BODIES[family.operation] and entry.variant == variant and family.head_dim in entry.head_dims
+        if entry.body in BODIES[family.operation]
+        and entry.variant == variant
+        and family.head_dim in (entry.head_dims or UNITS[entry.unit].head_dims)
+        and {name for _, name in entry.params} <= ARGUMENTS.keys()
     }
     if family.incumbent not in able:
         raise TableError(
-            f"families.toml: family {family.name!r}: incumbent is {family.incumbent!r}; entries that can serve it: "
-            f"{', '.join(able) or 'none'}"
+            f"[[family]] '{family.name}': field 'incumbent': '{family.incumbent}' cannot serve it; allowed: "
+            f"{', '.join(able) or 'none'}. Correct the row and run again."
         )
     return able[family.incumbent]
 
@@ -254,7 +264,7 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
                 family.entry,
                 operation.struct,
                 incumbent,
-                (*_INCUMBENT_LIMITS, f"what {family.entry} refuses"),
+                (*_INCUMBENT_LIMITS, *_DECODE_LIMITS, f"what {family.entry} refuses"),
             ),
             Routed(
                 f"{name}_plan_size",
@@ -265,7 +275,7 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
                 DECODE_PLAN_SIZE.name,
                 DECODE_PLAN_SIZE.struct,
                 incumbent,
-                (_INCUMBENT_LIMITS[0], f"what {DECODE_PLAN_SIZE.name} refuses"),
+                (_INCUMBENT_LIMITS[0], *_DECODE_LIMITS, f"what {DECODE_PLAN_SIZE.name} refuses"),
             ),
             Routed(
                 f"{name}_plan",
@@ -278,7 +288,12 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
                 DECODE_PLAN.name,
                 DECODE_PLAN.struct,
                 incumbent,
-                (_INCUMBENT_LIMITS[0], f"what {DECODE_PLAN.name} refuses"),
+                (
+                    _INCUMBENT_LIMITS[0],
+                    *_DECODE_LIMITS,
+                    "in the incumbent's mode: a page list that is longer than the request needs",
+                    f"what {DECODE_PLAN.name} refuses",
+                ),
             ),
         ]
     run = _with_mode(
