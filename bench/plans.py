@@ -105,7 +105,7 @@ def plan_size(library: ModuleType, batch: Batch, limits: Limits) -> tuple[int, i
         plan_words_out=sizes.data_ptr(),
         workspace_bytes_out=sizes.data_ptr() + 8,
         head_dim=batch.geometry.head_dim,
-        **_shared_fields(batch, limits),
+        **limit_fields(batch, limits),
     )
     words, workspace_bytes = sizes.tolist()
     return words, workspace_bytes
@@ -132,7 +132,7 @@ def make_plan(
         plan_words=words,
         batch=batch.size,
         window=batch.window,
-        **_shared_fields(batch, limits),
+        **limit_fields(batch, limits),
     )
     if hostile:
         _poison(host)
@@ -146,8 +146,8 @@ def make_plan(
     )
 
 
-def _shared_fields(batch: Batch, limits: Limits) -> dict[str, int]:
-    """The fields that both planner entries take."""
+def limit_fields(batch: Batch, limits: Limits) -> dict[str, int]:
+    """The fields that both of a planner's entries take."""
     return {
         "max_batch": limits.max_batch,
         "max_slots": limits.max_slots,

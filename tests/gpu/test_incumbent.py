@@ -11,6 +11,8 @@ import torch
 from bench.inputs import Batch, Geometry, Request, build
 from bench.reference import ROW_TOLERANCE, Reference, attention, row_error
 
+from . import direct
+from .direct import heads, ints, pool, stream, stride_page, succeed
 from .harness import DEVICE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library")]
@@ -31,37 +33,6 @@ def batch_of(head_dim: int, group: int, requests: Sequence[tuple[int, int]], kv_
 
 def output_of(batch: Batch) -> torch.Tensor:
     return torch.full_like(batch.q, SENTINEL)
-
-
-def ints(values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
-
-def stream() -> int:
-    return int(torch.cuda.current_stream().cuda_stream)
-
-
-def pool(batch: Batch) -> tuple[int, ...]:
-    """kv_data to last_page_len_d."""
-    geometry = batch.geometry
-    row = geometry.kv_heads * geometry.head_dim
-    k = geometry.layer_row * row
-    indices = (batch.page_ids.data_ptr(), batch.page_indptr.data_ptr(), batch.last_page_len.data_ptr())
-    return (batch.pool.data_ptr(), k, k + geometry.page_size * row, *indices)
-
-
-def stride_page(batch: Batch) -> int:
-    geometry = batch.geometry
-    return geometry.rows_per_page * geometry.kv_heads * geometry.head_dim
-
-
-def heads(batch: Batch) -> tuple[int, int, int]:
-    return batch.geometry.q_heads, batch.geometry.kv_heads, batch.geometry.head_dim
-
-
-def succeed(library: ModuleType, code: int) -> None:
-    assert code == library.OK, library.last_error()
-    torch.cuda.synchronize()
 
 
 def windowed(batch: Batch, window_left: int) -> Reference:
@@ -98,27 +69,9 @@ def assert_close(out: torch.Tensor, expected: Reference) -> None:
 
 
 def prefill(library: ModuleType, entry: str, batch: Batch, *tail: float, override: int | None = None) -> torch.Tensor:
-    """A paged prefill with the plan that its planners ask for. tail: what follows sm_scale, before the stream."""
-    lengths = [span.q_to - span.q_from for span in batch.spans()]
-    total = sum(lengths)
-    chosen = override or 0
-    tile = library.batch_prefill_cta_tile_q_with_override(total, *heads(batch), chosen)
-    if not chosen:
-        assert tile == library.batch_prefill_cta_tile_q(total, *heads(batch))
-    requests: list[int] = []
-    tiles: list[int] = []
-    for request, length in enumerate(lengths):
-        count = library.batch_prefill_paged_num_tiles_with_cta_tile_q(length, *heads(batch), tile)
-        assert count == -(-length * batch.geometry.group // tile)
-        requests += [request] * count
-        tiles += range(count)
-    plan = [ints(requests), ints(tiles), ints([0] * len(tiles)), ints([1 << 30]), ints([total])]
+    """What direct.prefill leaves."""
     out = output_of(batch)
-    size = (batch.geometry.page_size, total, batch.size, len(tiles), stride_page(batch), batch.sm_scale)
-    arrays = (batch.q_indptr.data_ptr(), *(array.data_ptr() for array in plan))
-    more = (*tail, override) if override is not None else tail
-    call = getattr(library, entry)
-    succeed(library, call(batch.q.data_ptr(), out.data_ptr(), *pool(batch), *arrays, *heads(batch), *size, *more, stream()))
+    direct.prefill(library, entry, batch, out, *tail, override=override)
     return out
 
 
@@ -167,12 +120,9 @@ def test_num_tiles_is_the_plan_of_one_request(library: ModuleType) -> None:
 
 
 def decode(library: ModuleType, entry: str, batch: Batch, *tail: float) -> torch.Tensor:
-    plan = [ints(range(batch.size)), ints([0] * batch.size), ints([1 << 30])]
+    """What direct.decode leaves."""
     out = output_of(batch)
-    size = (batch.geometry.page_size, batch.size, stride_page(batch), batch.sm_scale)
-    arrays = tuple(array.data_ptr() for array in plan)
-    call = getattr(library, entry)
-    succeed(library, call(batch.q.data_ptr(), out.data_ptr(), *pool(batch), *arrays, *heads(batch), *size, *tail, stream()))
+    direct.decode(library, entry, batch, out, *tail)
     return out
 
 
@@ -209,41 +159,8 @@ def test_windowed_decode_hd256(library: ModuleType, group: int, window_left: int
 def test_split_decode(library: ModuleType, entry: str, head_dim: int, group: int, mask: bool) -> None:
     """Chunks of 256 tokens; with a mask, three blocks more than the plan needs."""
     batch = batch_of(head_dim, group, DECODES)
-    chunk, spare = 256, 3 if mask else 0
-    requests: list[int] = []
-    chunks: list[int] = []
-    bounds = [0]
-    for request, span in enumerate(batch.spans()):
-        count = -(-span.context(batch.geometry.page_size) // chunk)
-        requests += [request] * count
-        chunks += range(count)
-        bounds.append(bounds[-1] + count)
-    blocks = len(chunks) + spare
-    padding = [0] * spare
-    valid = torch.tensor([1] * len(chunks) + padding, dtype=torch.uint8, device=DEVICE)
-    plan = [ints(requests + padding), ints(chunks + padding), ints([chunk]), ints(bounds)]
-    geometry = batch.geometry
-    tmp_v = torch.full((blocks, geometry.q_heads, head_dim), float("nan"), dtype=torch.bfloat16, device=DEVICE)
-    tmp_s = torch.full((blocks, geometry.q_heads), float("nan"), device=DEVICE)
     out = output_of(batch)
-    call = getattr(library, entry)
-    code = call(
-        batch.q.data_ptr(),
-        out.data_ptr(),
-        *pool(batch),
-        *(array.data_ptr() for array in plan),
-        valid.data_ptr() if mask else 0,
-        tmp_v.data_ptr(),
-        tmp_s.data_ptr(),
-        *heads(batch),
-        geometry.page_size,
-        batch.size,
-        blocks,
-        stride_page(batch),
-        batch.sm_scale,
-        stream(),
-    )
-    succeed(library, code)
+    direct.split_decode(library, entry, batch, out, 256, spare=3 if mask else 0, mask=mask)
     assert_close(out, attention(batch))
 
 
@@ -315,7 +232,7 @@ def test_scatter_writes_each_token_at_its_position(library: ModuleType, head_dim
         at = spans[owner].page_ids[page] * geometry.rows_per_page + geometry.layer_row + slot
         expected[at] = source[0, :, i]
         expected[at + geometry.page_size] = source[1, :, i]
-    indices = (ints(owners), ints(positions))
+    indices = (ints(owners, DEVICE), ints(positions, DEVICE))
     code = library.paged_kv_scatter_cuda(
         *pool(batch),
         source[0].data_ptr(),

@@ -1,0 +1,106 @@
+"""The routed entries: the knob's mode, and plans and calls in a mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from bench.inputs import Batch
+from bench.library import decode_fields, prefill_fields
+from bench.outputs import Outputs
+from bench.plans import GUARD_WORDS, Limits, Plan, limit_fields
+
+
+def mode_of(library: ModuleType, text: str | None) -> int:
+    """The mode that the knob's value names; None: it is unset. Raises ValueError for a value that names none."""
+    found = torch.full((1,), -1, dtype=torch.int32)
+    if library.parse_mode(text, found.data_ptr()) != library.OK:
+        raise ValueError(library.last_error())
+    return int(found.item())
+
+
+def entry(library: ModuleType, operation: str, batch: Batch) -> Callable[..., Any]:
+    """The routed entry of the batch's layer. operation: prefill or decode, with _plan_size or _plan behind it for a planner."""
+    found: Callable[..., Any] = getattr(library, f"routed_{'sliding' if batch.geometry.sliding else 'global'}_{operation}")
+    return found
+
+
+def _in_mode(fields: dict[str, Any], mode: int) -> dict[str, Any]:
+    """A generated entry's fields as the routed one has them."""
+    return {name: value for name, value in fields.items() if name != "page_format"} | {"mode": mode}
+
+
+def prefill_plan(library: ModuleType, batch: Batch, mode: int) -> Plan:
+    """A plan for the rows of `batch`: of no words in a mode that needs none."""
+    shape = batch.geometry
+    shared = {"num_q_heads": shape.q_heads, "num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "mode": mode}
+    words = torch.full((1,), -1, dtype=torch.int64)
+    size = entry(library, "prefill_plan_size", batch)
+    size(plan_words_out=words.data_ptr(), max_rows=batch.q_rows, max_batch=batch.size, **shared)
+    q_indptr = batch.q_indptr[: batch.size + 1].cpu()
+    host = torch.full((int(words.item()) + GUARD_WORDS,), -1, dtype=torch.int32)
+    entry(library, "prefill_plan", batch)(
+        q_indptr=q_indptr.data_ptr(),
+        plan=host.data_ptr(),
+        plan_words=int(words.item()),
+        q_rows=batch.q_rows,
+        batch=batch.size,
+        **shared,
+    )
+    device = batch.q.device
+    return Plan(host, host.to(device, copy=True), torch.empty(0, dtype=torch.int32, device=device), 0, 0)
+
+
+def prefill(library: ModuleType, batch: Batch, mode: int, plan: Plan, outputs: Outputs, *, host_indptr: bool = True) -> None:
+    """One call of the prefill on the current stream, without lse, which the incumbent does not give."""
+    host = batch.q_indptr.cpu() if host_indptr else None
+    fields = prefill_fields(batch, outputs, lse=False, q_indptr_host=host)
+    planned = {"plan": plan.device.data_ptr(), "plan_host": plan.host.data_ptr()}
+    entry(library, "prefill", batch)(**_in_mode(fields, mode), **planned)
+
+
+def decode_plan(library: ModuleType, batch: Batch, mode: int, limits: Limits, *, kv_len: Sequence[int] | None = None) -> Plan:
+    """A plan for the requests of `batch` and its window, with a workspace that is 0xFF all over. kv_len: tokens of each
+    request, if not all that its pages hold."""
+    shared = _in_mode(limit_fields(batch, limits), mode)
+    sizes = torch.full((2,), -1, dtype=torch.int64)
+    entry(library, "decode_plan_size", batch)(
+        plan_words_out=sizes.data_ptr(),
+        workspace_bytes_out=sizes.data_ptr() + 8,
+        head_dim=batch.geometry.head_dim,
+        **shared,
+    )
+    words, workspace_bytes = sizes.tolist()
+    spans = batch.spans()
+    if kv_len is None:
+        kv_len = [span.context(batch.geometry.page_size) for span in spans]
+    lengths = torch.tensor(kv_len, dtype=torch.int32)
+    page_indptr = batch.page_indptr[: batch.size + 1].cpu()
+    kv_origin = None if batch.kv_origin is None else batch.kv_origin[: batch.size].cpu()
+    host = torch.full((words + GUARD_WORDS,), -1, dtype=torch.int32)
+    entry(library, "decode_plan", batch)(
+        kv_len=lengths.data_ptr(),
+        page_indptr=page_indptr.data_ptr(),
+        kv_origin=0 if kv_origin is None else kv_origin.data_ptr(),
+        plan=host.data_ptr(),
+        plan_words=words,
+        batch=batch.size,
+        window=batch.window,
+        **shared,
+    )
+    device = batch.q.device
+    return Plan(
+        host=host,
+        device=host.to(device, copy=True),
+        workspace=torch.full((workspace_bytes // 4 + GUARD_WORDS,), -1, dtype=torch.int32, device=device),
+        workspace_bytes=workspace_bytes,
+        row_offset=spans[0].q_from if spans else 0,
+    )
+
+
+def decode(library: ModuleType, batch: Batch, mode: int, plan: Plan, outputs: Outputs) -> None:
+    """One call of the decode on the current stream, without lse, which the incumbent does not give."""
+    entry(library, "decode", batch)(**_in_mode(decode_fields(batch, plan, outputs, lse=False), mode))
