@@ -229,14 +229,11 @@ def modes_header() -> str:
     return render("modes.h.j2", modes=list(MODES.values()), variable=VARIABLE)
 
 
-def routed_source(context: Context, entry: Routed) -> str:
+def routed_source(entry: Routed) -> str:
     """A routed entry. In a library without its incumbent, that mode is refused."""
-    names = {found.name for found in abi.incumbent(context.table)}
-    served = {entry.incumbent.name, *([] if entry.kind == "decode" else [TILE_PLANNER])} <= names
     return render(
         "routed.cpp.j2",
         entry=entry,
-        served=served,
         tile_planner=TILE_PLANNER,
         has_head_dim=any(field.name == "head_dim" for field in entry.struct.fields),
         decode_groups=DECODE_GROUPS,

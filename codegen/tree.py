@@ -117,7 +117,7 @@ def write(
     writer.write("generated/page_formats.h", rendering.page_formats_header())
     writer.write("generated/modes.h", rendering.modes_header())
     for routed in abi.routes(table):
-        writer.write(f"generated/{routed.short_name}.cpp", rendering.routed_source(context, routed))
+        writer.write(f"generated/{routed.short_name}.cpp", rendering.routed_source(routed))
     if not context.stub:
         writer.write("generated/qk_prep.cuh", rendering.prep_header())
     writer.write("generated/hand_written.h", rendering.hand_written_header(table))

@@ -13,7 +13,7 @@ from typing import Literal
 from codegen.abi import fields
 from codegen.abi.decode import PLAN as DECODE_PLAN
 from codegen.abi.decode import PLAN_SIZE as DECODE_PLAN_SIZE
-from codegen.abi.incumbent import ENTRIES, Incumbent
+from codegen.abi.incumbent import ENTRIES, Incumbent, incumbent
 from codegen.abi.prefill import Q_INDPTR_HOST
 from codegen.abi.records import CType, Entry, Field, Function, Memory, OperationAbi, Struct
 from codegen.errors import TableError
@@ -96,7 +96,7 @@ class Routed(Entry):
     """A routed entry.
 
     callee: the generated entry that it hands the call to; empty where a generated mode needs nothing done. incumbent: the entry
-    that serves the incumbent's mode.
+    that serves the incumbent's mode; served: whether this library has it, else that mode is refused.
     """
 
     family: Family
@@ -104,6 +104,7 @@ class Routed(Entry):
     callee: str
     callee_struct: Struct | None
     incumbent: Incumbent
+    served: bool
     refusals: tuple[str, ...]
 
     @property
@@ -217,11 +218,14 @@ _NOTE = (
 
 def route(table: Table, operations: Mapping[str, OperationAbi]) -> tuple[Routed, ...]:
     """The routed entries that the table's rows make. Raises TableError where a row names an incumbent that cannot serve it."""
+    names = {entry.name for entry in incumbent(table)}
     found: list[Routed] = []
     for family in table.family:
         if family.incumbent is None:
             continue
-        found += _family_routes(family, _incumbent_of(family), operations[family.operation])
+        chosen = _incumbent_of(family)
+        needed = {chosen.name} if family.operation == "decode" else {chosen.name, TILE_PLANNER}
+        found += _family_routes(family, chosen, needed <= names, operations[family.operation])
     return tuple(found)
 
 
@@ -243,9 +247,10 @@ def _incumbent_of(family: Family) -> Incumbent:
     return able[family.incumbent]
 
 
-def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi) -> list[Routed]:
+def _family_routes(family: Family, chosen: Incumbent, served: bool, operation: OperationAbi) -> list[Routed]:
     name = f"tilepress_routed_{family.name}"
-    doc = f"{family.entry} or, in the incumbent's mode, {incumbent.name}, as mode says."
+    theirs = chosen.name if served else "which this library was built without, a refusal"
+    doc = f"{family.entry} or, in the incumbent's mode, {theirs}, as mode says."
     if family.operation == "decode":
         size = _with_mode(
             DECODE_PLAN_SIZE.struct, "tilepress_routed_decode_plan_size_args", "Arguments of every routed decode's plan size."
@@ -263,7 +268,8 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
                 "run",
                 family.entry,
                 operation.struct,
-                incumbent,
+                chosen,
+                served,
                 (*_INCUMBENT_LIMITS, *_DECODE_LIMITS, f"what {family.entry} refuses"),
             ),
             Routed(
@@ -274,7 +280,8 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
                 "plan_size",
                 DECODE_PLAN_SIZE.name,
                 DECODE_PLAN_SIZE.struct,
-                incumbent,
+                chosen,
+                served,
                 (_INCUMBENT_LIMITS[0], *_DECODE_LIMITS, f"what {DECODE_PLAN_SIZE.name} refuses"),
             ),
             Routed(
@@ -287,7 +294,8 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
                 "plan",
                 DECODE_PLAN.name,
                 DECODE_PLAN.struct,
-                incumbent,
+                chosen,
+                served,
                 (
                     _INCUMBENT_LIMITS[0],
                     *_DECODE_LIMITS,
@@ -311,7 +319,8 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
             "run",
             family.entry,
             operation.struct,
-            incumbent,
+            chosen,
+            served,
             (*_INCUMBENT_LIMITS, f"what {family.entry} refuses"),
         ),
         Routed(
@@ -322,7 +331,8 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
             "plan_size",
             "",
             None,
-            incumbent,
+            chosen,
+            served,
             (_INCUMBENT_LIMITS[0],),
         ),
         Routed(
@@ -334,7 +344,8 @@ def _family_routes(family: Family, incumbent: Incumbent, operation: OperationAbi
             "plan",
             "",
             None,
-            incumbent,
+            chosen,
+            served,
             (
                 _INCUMBENT_LIMITS[0],
                 "a q_indptr that does not start at 0 or above, decreases, or ends past q_rows",

@@ -32,6 +32,13 @@ enum {
   TILEPRESS_PAGE_FORMAT_FOLDED = 2 /* a page holds page_size rows [K_rot 128 | V head_dim]; K_rot is rotated K at columns [0, 64), then at [head_dim / 2, head_dim / 2 + 64); the query carries K's norm weight elsewhere. Only where K and V are one projection (k_eq_v) */
 };
 
+/* What the knob chooses between: the value of tilepress_parse_mode. */
+enum {
+  TILEPRESS_MODE_INCUMBENT = 1, /* the incumbent's kernels; the global pool is split (the knob's 'off') */
+  TILEPRESS_MODE_TILELANG = 2, /* generated kernels; the global pool is split (the knob's 'tilelang') */
+  TILEPRESS_MODE_TILELANG640 = 3 /* generated kernels; the global pool is folded (the knob's 'tilelang640') */
+};
+
 /* Bits of a device status word: what only the device can see. */
 enum {
   TILEPRESS_STATUS_BAD_PAGE_ID = 1, /* a page id lies outside the pool; its keys were masked, or not written */
@@ -436,6 +443,14 @@ int32_t tilepress_supports(const char *entry, int32_t num_q_heads, int32_t num_k
  * V of the model's layers are one projection, else 0; the folded format is refused without it. Returns a TILEPRESS_*
  * code. Makes no CUDA call. */
 int32_t tilepress_pool_bytes(int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t page_format, int32_t k_eq_v, int64_t *bytes);
+
+/* The mode that the knob's value names, into *mode. text: the value of PEGAINFER_GLOBAL_ATTN, null where it is
+ * unset. Unset and "off" are the incumbent; 'tilelang', 'tilelang640' name themselves; anything else is refused and
+ * leaves *mode as it was. Returns a TILEPRESS_* code. Makes no CUDA call and reads no environment. */
+int32_t tilepress_parse_mode(const char *text, int32_t *mode);
+
+/* tilepress_pool_bytes of the global layers' pool under a mode. The sliding layers' pool is split in every mode. */
+int32_t tilepress_mode_pool_bytes(int32_t mode, int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t k_eq_v, int64_t *bytes);
 
 /* The incumbent's entries: FlashInfer's attention behind plain parameters, under the names it always had. They refuse, fail
  * and never throw as the entries above do; bf16 data, int32 indices, sizes in elements, pointers to device memory.

@@ -24,6 +24,13 @@ pub mod tilepress_sys {
     /// a page holds page_size rows [K_rot 128 | V head_dim]; K_rot is rotated K at columns [0, 64), then at [head_dim / 2, head_dim / 2 + 64); the query carries K's norm weight elsewhere. Only where K and V are one projection (k_eq_v)
     pub const PAGE_FORMAT_FOLDED: i32 = 2;
 
+    /// the incumbent's kernels; the global pool is split (the knob's 'off')
+    pub const MODE_INCUMBENT: i32 = 1;
+    /// generated kernels; the global pool is split (the knob's 'tilelang')
+    pub const MODE_TILELANG: i32 = 2;
+    /// generated kernels; the global pool is folded (the knob's 'tilelang640')
+    pub const MODE_TILELANG640: i32 = 3;
+
     /// a page id lies outside the pool; its keys were masked, or not written
     pub const STATUS_BAD_PAGE_ID: u32 = 1;
     /// an index pointer, a last page length or an origin that a tile or row used lies outside its range; it was clamped, or the row was not written
@@ -400,6 +407,10 @@ pub mod tilepress_sys {
         pub fn tilepress_supports(entry: *const c_char, num_q_heads: i32, num_kv_heads: i32, head_dim: i32, page_size: i32, page_format: i32) -> i32;
         /// Bytes of a pool of num_pages pages, each page_size tokens of num_layers layers, into *bytes. k_eq_v: 1 where K and V of the model's layers are one projection, else 0; the folded format is refused without it. Returns a TILEPRESS_* code. Makes no CUDA call.
         pub fn tilepress_pool_bytes(num_pages: i64, num_layers: i32, num_kv_heads: i32, head_dim: i32, page_size: i32, page_format: i32, k_eq_v: i32, bytes: *mut i64) -> i32;
+        /// The mode that the knob's value names, into *mode. text: the value of PEGAINFER_GLOBAL_ATTN, null where it is unset. Unset and "off" are the incumbent; 'tilelang', 'tilelang640' name themselves; anything else is refused and leaves *mode as it was. Returns a TILEPRESS_* code. Makes no CUDA call and reads no environment.
+        pub fn tilepress_parse_mode(text: *const c_char, mode: *mut i32) -> i32;
+        /// tilepress_pool_bytes of the global layers' pool under a mode. The sliding layers' pool is split in every mode.
+        pub fn tilepress_mode_pool_bytes(mode: i32, num_pages: i64, num_layers: i32, num_kv_heads: i32, head_dim: i32, page_size: i32, k_eq_v: i32, bytes: *mut i64) -> i32;
         /// Decode over paged KV, one block a request and KV head. Returns a TILEPRESS_* code.
         pub fn paged_attention_decode_cuda(q: *mut c_void, output: *mut c_void, kv_data: *mut c_void, k_offset_elems: i64, v_offset_elems: i64, page_indices: *mut i32, page_indptr: *mut i32, last_page_len_d: *mut i32, request_indices: *mut i32, kv_tile_indices: *mut i32, kv_chunk_size_ptr: *mut i32, num_qo_heads: i32, num_kv_heads: i32, head_dim: i32, page_size: i32, batch_size: i32, stride_page: i64, sm_scale: f32, stream: *mut c_void) -> c_int;
         /// Decode over paged KV whose requests the plan cuts into chunks; the partials are merged after. Returns a TILEPRESS_* code.

@@ -29,6 +29,13 @@ STRUCT_BYTES = {
     "tilepress_prep_prompt_args": 280,
     "tilepress_prep_decode_args": 272,
     "tilepress_gelu_mul_args": 96,
+    "tilepress_routed_prefill_args": 176,
+    "tilepress_routed_sliding_prefill_args": 184,
+    "tilepress_routed_prefill_plan_size_args": 40,
+    "tilepress_routed_prefill_plan_args": 56,
+    "tilepress_routed_decode_args": 160,
+    "tilepress_routed_decode_plan_size_args": 64,
+    "tilepress_routed_decode_plan_args": 88,
 }
 
 
@@ -93,6 +100,13 @@ def test_the_structs_are_those_of_the_committed_table() -> None:
         "tilepress_prep_prompt_args",
         "tilepress_prep_decode_args",
         "tilepress_gelu_mul_args",
+        "tilepress_routed_prefill_args",
+        "tilepress_routed_prefill_plan_size_args",
+        "tilepress_routed_prefill_plan_args",
+        "tilepress_routed_decode_args",
+        "tilepress_routed_decode_plan_size_args",
+        "tilepress_routed_decode_plan_args",
+        "tilepress_routed_sliding_prefill_args",
     ]
 
 
@@ -308,6 +322,8 @@ def test_public_symbols_are_sorted_and_ours() -> None:
         "tilepress_gelu_mul",
         "tilepress_last_error",
         "tilepress_merge_states",
+        "tilepress_mode_pool_bytes",
+        "tilepress_parse_mode",
         "tilepress_pool_bytes",
         "tilepress_prep_global_decode",
         "tilepress_prep_global_prompt",
@@ -336,6 +352,7 @@ def test_codes_are_distinct_and_fixed() -> None:
         "STUB": 5,
     }
     assert {code.name: code.value for code in abi.PAGE_FORMATS} == {"SPLIT": 1, "FOLDED": 2}
+    assert {code.name: code.value for code in abi.MODE_CODES} == {"INCUMBENT": 1, "TILELANG": 2, "TILELANG640": 3}
     assert {code.name: code.value for code in abi.STATUS_BITS} == {
         "BAD_PAGE_ID": 1,
         "BAD_INDEX": 2,

@@ -251,6 +251,9 @@ TAKEN = {
     "a hand-written unit": ("error", ("[[family]] 'error'", "'name'")),
     "another hand-written unit": ("cuda_host", ("[[family]] 'cuda_host'", "'name'")),
     "a generated unit": ("library", ("[[family]] 'library'", "'name'")),
+    "a function of the knob": ("parse_mode", ("[[family]] 'parse_mode'", "'name'")),
+    "another function of the knob": ("mode_pool_bytes", ("[[family]] 'mode_pool_bytes'", "'name'")),
+    "a unit and a header of the knob": ("modes", ("[[family]] 'modes'", "'name'")),
     "a function of the pool": ("pool_bytes", ("[[family]] 'pool_bytes'", "'name'")),
     "a hand-written entry": ("merge_states", ("[[family]] 'merge_states'", "'name'")),
     "a companion of an operation": ("decode_plan_size", ("[[family]] 'decode_plan_size'", "'name'")),
@@ -279,6 +282,15 @@ def test_a_family_named_like_anothers_instance_is_refused() -> None:
 def test_a_family_named_like_anothers_stage_is_refused(name: str) -> None:
     message = refusal(raw(family=[DECODE_FAMILY | {"name": "wide"}, FAMILY | {"name": name}]))
     assert f"'{name}' is already the name" in message
+
+
+@pytest.mark.parametrize("role", ["", "_plan_size", "_plan"])
+def test_a_family_named_like_anothers_routed_entry_is_refused(role: str) -> None:
+    """In either order. Without an incumbent there is none, and the name is free."""
+    routed, named = FAMILY | {"name": "wide", "incumbent": "any"}, FAMILY | {"name": f"routed_wide{role}"}
+    for families in ([routed, named], [named, routed]):
+        assert f"'routed_wide{role}' is already the name" in refusal(raw(family=families))
+    table.parse(raw(family=[routed | {"incumbent": None}, named]), "families.toml")
 
 
 def test_every_name_of_the_library_is_taken() -> None:
