@@ -54,6 +54,13 @@ STRUCTS = {
     "prep_sliding_prompt": PREP_PROMPT_ARGS,
     "prep_sliding_decode": PREP_DECODE_ARGS,
     "gelu_mul": structure("tilepress_gelu_mul_args"),
+    "routed_global_prefill": structure("tilepress_routed_prefill_args"),
+    "routed_sliding_prefill": structure("tilepress_routed_sliding_prefill_args"),
+    **{
+        f"routed_{layer}_{shared}": structure(f"tilepress_routed_{shared}_args")
+        for shared in ("prefill_plan_size", "prefill_plan", "decode", "decode_plan_size", "decode_plan")
+        for layer in ("global", "sliding")
+    },
 }
 
 KEPT: list[Any] = []  # host arrays live as long as the process
@@ -102,6 +109,8 @@ class Library:
             getattr(self.c, f"call_{name}").restype = ctypes.c_char_p
         self.c.call_supports.argtypes = [ctypes.c_char_p, *[ctypes.c_int32] * 5]
         self.c.call_pool_bytes.argtypes = [ctypes.c_int64, *[ctypes.c_int32] * 6, ctypes.c_void_p]
+        self.c.call_parse_mode.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+        self.c.call_mode_pool_bytes.argtypes = [ctypes.c_int32, ctypes.c_int64, *[ctypes.c_int32] * 5, ctypes.c_void_p]
 
     def fake(self, name: str, kind: Any = ctypes.c_int) -> Any:
         """A variable of the fake runtime."""

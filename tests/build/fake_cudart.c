@@ -21,6 +21,23 @@ CALL(prep_global_decode, tilepress_prep_decode_args)
 CALL(prep_sliding_prompt, tilepress_prep_prompt_args)
 CALL(prep_sliding_decode, tilepress_prep_decode_args)
 CALL(gelu_mul, tilepress_gelu_mul_args)
+CALL(routed_global_prefill, tilepress_routed_prefill_args)
+CALL(routed_global_prefill_plan_size, tilepress_routed_prefill_plan_size_args)
+CALL(routed_global_prefill_plan, tilepress_routed_prefill_plan_args)
+CALL(routed_sliding_prefill, tilepress_routed_sliding_prefill_args)
+CALL(routed_sliding_prefill_plan_size, tilepress_routed_prefill_plan_size_args)
+CALL(routed_sliding_prefill_plan, tilepress_routed_prefill_plan_args)
+CALL(routed_global_decode, tilepress_routed_decode_args)
+CALL(routed_global_decode_plan_size, tilepress_routed_decode_plan_size_args)
+CALL(routed_global_decode_plan, tilepress_routed_decode_plan_args)
+CALL(routed_sliding_decode, tilepress_routed_decode_args)
+CALL(routed_sliding_decode_plan_size, tilepress_routed_decode_plan_size_args)
+CALL(routed_sliding_decode_plan, tilepress_routed_decode_plan_args)
+int32_t call_parse_mode(const char *text, int32_t *mode) { return tilepress_parse_mode(text, mode); }
+int32_t call_mode_pool_bytes(int32_t mode, int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim,
+                             int32_t page_size, int32_t k_eq_v, int64_t *bytes) {
+  return tilepress_mode_pool_bytes(mode, num_pages, num_layers, num_kv_heads, head_dim, page_size, k_eq_v, bytes);
+}
 int32_t call_pool_bytes(int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
                         int32_t page_format, int32_t k_eq_v, int64_t *bytes) {
   return tilepress_pool_bytes(num_pages, num_layers, num_kv_heads, head_dim, page_size, page_format, k_eq_v, bytes);
