@@ -17,6 +17,7 @@ from codegen.abi import Struct
 from codegen.abi.decode import DECODE, PLAN
 from codegen.abi.prefill import PREFILL
 from codegen.cache import default_root
+from codegen.modes import VARIABLE
 from codegen.toolchain import CudaToolkit
 
 pytestmark = pytest.mark.build
@@ -25,6 +26,18 @@ ROOT = Path(__file__).parents[2]
 CPP = ROOT / "examples" / "cpp"
 RUST = ROOT / "examples" / "rust"
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+# Bytes of the pool in an example's start-up line, by mode: 4,096 pages of 64 tokens of 10 layers with 4 KV heads; a token has
+# 512 columns of K and 512 of V a head, or 640 folded ones, of bf16.
+POOLS = {"incumbent": 21_474_836_480, "tilelang": 21_474_836_480, "tilelang640": 13_421_772_800}
+# What the knob says, and the mode that this is.
+KNOBS = ((None, "incumbent"), ("off", "incumbent"), ("tilelang", "tilelang"), ("tilelang640", "tilelang640"))
+# The entries that serve an example's prefill and decode, by mode.
+GENERATED = ("tilepress_global_prefill", "tilepress_global_decode")
+SERVING = {
+    "incumbent": ("batch_prefill_paged_cuda_hd512", "paged_attention_decode_split_kv_cuda_hd512"),
+    "tilelang": GENERATED,
+    "tilelang640": GENERATED,
+}
 ENTRY_CALL = '#include <tilepress.h>\nint {name}(void) {{ return tilepress_supports("none", 8, 1, 512, 64, 1); }}\n'
 
 
@@ -54,6 +67,24 @@ def configure_and_build(prefix: Path, build: Path, cuda: CudaToolkit | None) -> 
     return build / "tilepress_example"
 
 
+def run_with_knob(program: Path, value: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """An example, run with the knob at `value`; None: unset."""
+    env = {name: text for name, text in os.environ.items() if name != VARIABLE}
+    if value is not None:
+        env[VARIABLE] = value
+    return subprocess.run([program, *arguments], env=env, capture_output=True, text=True, check=False)
+
+
+def assert_a_stub_in_every_mode(program: Path) -> None:
+    """An example that links a stub says so, and which entry the mode has chosen for each call."""
+    for knob, mode in KNOBS:
+        output = run_with_knob(program, knob).stdout
+        assert "tier=stub" in output
+        assert refusals(output)
+        for name, entry in zip(("prefill", "decode"), SERVING[mode], strict=True):
+            assert re.search(rf"^{name} +a stub: STUB, {entry}: .*stub", output, re.MULTILINE), output
+
+
 def refusals(output: str) -> list[str]:
     """The lines that an example prints for refused calls; the example itself says how many there are."""
     lines = [line for line in output.splitlines() if line.startswith("refused ")]
@@ -73,6 +104,19 @@ def cuda() -> CudaToolkit:
 def cpp_example(library: Path, cuda: CudaToolkit, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """examples/cpp, built with CMake."""
     return configure_and_build(library, tmp_path_factory.mktemp("cpp") / "build", cuda)
+
+
+@pytest.fixture(scope="module")
+def rust_example(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/rust, built with cargo."""
+    return build_rust(tmp_path_factory.mktemp("rust") / "target", cache, "")
+
+
+@pytest.fixture(params=["cpp_example", "rust_example"])
+def example(request: pytest.FixtureRequest) -> Path:
+    """Each of the two, linked with the full library."""
+    program: Path = request.getfixturevalue(request.param)
+    return program
 
 
 @pytest.mark.parametrize(
@@ -98,15 +142,30 @@ def test_a_program_needs_the_runtime_but_not_the_driver(cpp_example: Path) -> No
 
 def test_a_stub_links_and_says_that_it_is_one(stub_library: Path, cpp_example: Path, tmp_path: Path) -> None:
     program = configure_and_build(stub_library, tmp_path / "build", None)
-    output = run(program)
-    assert "tier=stub" in output
-    for name in ("prefill", "decode"):
-        assert re.search(rf"^{name} +a stub: STUB, tilepress_global_{name}: .*stub", output, re.MULTILINE)
-    assert refusals(output) == refusals(run(cpp_example))
+    assert_a_stub_in_every_mode(program)
+    assert refusals(run(program)) == refusals(run(cpp_example))
     assert "cuda" not in run("ldd", program)
-    required = subprocess.run([program, "--require-gpu"], capture_output=True, text=True, check=False)
+    required = run_with_knob(program, None, "--require-gpu")
     assert required.returncode == 1
     assert "--require-gpu: no kernel ran" in required.stdout
+
+
+@pytest.mark.parametrize(("knob", "mode"), KNOBS)
+def test_an_example_starts_in_the_mode_that_the_knob_names(example: Path, knob: str | None, mode: str) -> None:
+    done = run_with_knob(example, knob)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"{VARIABLE} unset" if knob is None else f"{VARIABLE}={knob}"
+    each = ", ".join(f"{name} {size}" for name, size in POOLS.items())
+    line = f"mode     {mode} ({said}): global pool of 4096 pages, {POOLS[mode]} bytes; {each}"
+    assert [found for found in done.stdout.splitlines() if found.startswith("mode ")] == [line]
+
+
+@pytest.mark.parametrize("knob", ["", "on", "tilelang641"])
+def test_an_example_does_not_start_in_an_unknown_mode(example: Path, knob: str) -> None:
+    done = run_with_knob(example, knob)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{VARIABLE} is '{knob}'" in done.stderr
+    assert done.stderr.endswith("it must be unset or one of off, tilelang, tilelang640\n")
 
 
 def test_a_tree_that_was_moved_still_links(library: Path, cuda: CudaToolkit, tmp_path: Path) -> None:
@@ -126,7 +185,8 @@ def test_pkg_config_flags_link_the_cpp_example(library: Path, cuda: CudaToolkit,
     flags = run(pkg_config, "--cflags", "--libs", "tilepress", env={"PKG_CONFIG_PATH": str(library / "lib" / "pkgconfig")})
     program = tmp_path / "program"
     toolkit = ("-isystem", cuda.include, f"-L{cuda.lib}", f"-Wl,-rpath,{cuda.lib}")
-    run(toolchain.find_cxx().path, "-std=c++17", *STRICT, CPP / "main.cpp", *flags.split(), *toolkit, "-o", program)
+    sources = sorted(CPP.glob("*.cpp"))
+    run(toolchain.find_cxx().path, "-std=c++17", *STRICT, *sources, *flags.split(), *toolkit, "-o", program)
     refusals(run(program))
 
 
@@ -197,20 +257,16 @@ def build_rust(target: Path, cache: Path, arguments: str) -> Path:
     return target / "debug" / "tilepress-example"
 
 
-def test_the_rust_example_refuses_as_the_cpp_example_does(cpp_example: Path, cache: Path, tmp_path: Path) -> None:
-    program = build_rust(tmp_path / "target", cache, "")
-    assert refusals(run(program)) == refusals(run(cpp_example))
-    needed = run("ldd", program)
+def test_the_rust_example_refuses_as_the_cpp_example_does(cpp_example: Path, rust_example: Path) -> None:
+    assert refusals(run(rust_example)) == refusals(run(cpp_example))
+    needed = run("ldd", rust_example)
     assert re.search(r"libcudart\.so\.13 => /", needed)
     assert "libcuda.so" not in needed
 
 
 def test_the_rust_example_builds_with_a_stub(cache: Path, tmp_path: Path) -> None:
     program = build_rust(tmp_path / "target", cache, "--stub")
-    output = run(program)
-    refusals(output)
-    for name in ("prefill", "decode"):
-        assert re.search(rf"^{name} +a stub: STUB, ", output, re.MULTILINE)
+    assert_a_stub_in_every_mode(program)
     assert "cuda" not in run("ldd", program)
 
 

@@ -1,10 +1,10 @@
-//! A prefill and a decode step on a GPU, against the same attention in f64 on the host.
+//! A prefill and a decode step on a GPU through the routed entries, against the same attention in f64 on the host.
 
 use std::ffi::{c_int, c_void};
 use std::{mem, ptr};
 
 use crate::tilepress_sys::*;
-use crate::{Checks, DecodeArgs, HEAD_DIM, PAGE_SIZE, PlanArgs, PlanSizeArgs, last_error, name_of};
+use crate::{Checks, HEAD_DIM, PAGE_SIZE, last_error, name_of, name_of_mode};
 
 // The little of the CUDA runtime that is needed; build.rs links it.
 unsafe extern "C" {
@@ -31,7 +31,7 @@ pub fn present() -> bool {
     unsafe { cudaGetDeviceCount(&mut count) == CUDA_SUCCESS && count > 0 }
 }
 
-/// An array on the device, a copy of one on the host.
+/// An array on the device, a copy of one on the host; null where that is empty.
 struct DeviceArray<T> {
     data: *mut T,
     len: usize,
@@ -40,9 +40,11 @@ struct DeviceArray<T> {
 impl<T: Copy + Default> DeviceArray<T> {
     fn new(host: &[T]) -> Self {
         let mut data: *mut c_void = ptr::null_mut();
-        unsafe {
-            cuda(cudaMalloc(&mut data, mem::size_of_val(host)));
-            cuda(cudaMemcpy(data, host.as_ptr().cast(), mem::size_of_val(host), HOST_TO_DEVICE));
+        if !host.is_empty() {
+            unsafe {
+                cuda(cudaMalloc(&mut data, mem::size_of_val(host)));
+                cuda(cudaMemcpy(data, host.as_ptr().cast(), mem::size_of_val(host), HOST_TO_DEVICE));
+            }
         }
         Self { data: data.cast(), len: host.len() }
     }
@@ -96,10 +98,11 @@ const Q_HEADS: usize = 16;
 const KV_HEADS: usize = 2;
 const GROUP: usize = Q_HEADS / KV_HEADS;
 const NUM_PAGES: usize = 8;
-const ROWS_PER_PAGE: usize = 4 * PAGE; // K and V rows of two layers
-const LAYER_ROW: usize = 2 * PAGE; // the second layer
+const LAYERS: usize = 2;
+const LAYER: usize = 1; // the second
 const OWNED_ROWS: usize = 103;
 const Q_ROWS: usize = OWNED_ROWS + 5; // five rows belong to no request
+const MAX_BATCH: i32 = 4;
 const SCALE: f32 = 0.125;
 
 struct Request {
@@ -115,23 +118,68 @@ const REQUESTS: [Request; 2] = [
     Request { q_from: 70, rows: 33, pages: &[0, 7, 3], last_page_len: 22 },
 ];
 
-/// From a token's K to its V in the pool.
-const K_TO_V: usize = PAGE * KV_HEADS * COLUMNS;
+const BATCH: usize = REQUESTS.len();
 
 impl Request {
     fn context(&self) -> usize {
         (self.pages.len() - 1) * PAGE + self.last_page_len
     }
+}
 
-    /// Where the K of token `t` starts in the pool.
-    fn k_offset(&self, t: usize, kv_head: usize) -> usize {
-        let row = self.pages[t / PAGE] as usize * ROWS_PER_PAGE + LAYER_ROW + t % PAGE;
-        (row * KV_HEADS + kv_head) * COLUMNS
+/// How a mode's pool holds a token. Split: a page has a layer's K rows, then its V rows. Folded: it has one row a token,
+/// [K_rot 128 | V 512]; K_rot is what the rotation changes of K, columns 0 to 63 and 256 to 319, and K's other columns are V's.
+///
+/// row_width: columns of a KV head's row. layer_rows: rows of a layer in a page. k, v: from the first element of a token's row
+/// to each column of its K and of its V.
+#[derive(Clone)]
+struct Layout {
+    row_width: usize,
+    layer_rows: usize,
+    k: Vec<usize>,
+    v: Vec<usize>,
+}
+
+impl Layout {
+    fn new(mode: i32) -> Self {
+        const HALF: usize = COLUMNS / 2;
+        const ROTATED: usize = 64; // columns of each half
+        if mode == MODE_TILELANG640 {
+            let v = |column| 2 * ROTATED + column;
+            let k = |column| {
+                let (half, at) = (column / HALF, column % HALF);
+                if at < ROTATED { half * ROTATED + at } else { v(column) }
+            };
+            let row_width = 2 * ROTATED + COLUMNS;
+            Self { row_width, layer_rows: PAGE, k: (0..COLUMNS).map(k).collect(), v: (0..COLUMNS).map(v).collect() }
+        } else {
+            let k_to_v = PAGE * KV_HEADS * COLUMNS;
+            let v = (0..COLUMNS).map(|column| k_to_v + column).collect();
+            Self { row_width: COLUMNS, layer_rows: 2 * PAGE, k: (0..COLUMNS).collect(), v }
+        }
+    }
+
+    fn rows_per_page(&self) -> usize {
+        LAYERS * self.layer_rows
+    }
+
+    fn layer_row(&self) -> usize {
+        LAYER * self.layer_rows
+    }
+
+    fn elements(&self) -> usize {
+        NUM_PAGES * self.rows_per_page() * KV_HEADS * self.row_width
+    }
+
+    /// Where the row of token `t` starts in the pool.
+    fn token(&self, request: &Request, t: usize, kv_head: usize) -> usize {
+        let row = request.pages[t / PAGE] as usize * self.rows_per_page() + self.layer_row() + t % PAGE;
+        (row * KV_HEADS + kv_head) * self.row_width
     }
 }
 
-/// q: [rows, Q_HEADS, COLUMNS]. pool: [NUM_PAGES * ROWS_PER_PAGE, KV_HEADS, COLUMNS].
+/// q: [rows, Q_HEADS, COLUMNS]. pool: [NUM_PAGES * rows_per_page, KV_HEADS, row_width].
 struct Inputs {
+    layout: Layout,
     q: Vec<Bf16>,
     pool: Vec<Bf16>,
 }
@@ -139,10 +187,10 @@ struct Inputs {
 impl Inputs {
     fn write_token(&mut self, request: &Request, t: usize, random: &mut Random) {
         for kv_head in 0..KV_HEADS {
-            let k = request.k_offset(t, kv_head);
-            for column in 0..COLUMNS {
-                self.pool[k + column] = random.next();
-                self.pool[k + K_TO_V + column] = random.next();
+            let row = self.layout.token(request, t, kv_head);
+            for (&k, &v) in self.layout.k.iter().zip(&self.layout.v) {
+                self.pool[row + v] = random.next();
+                self.pool[row + k] = random.next(); // once more the same place, where a folded row has one for both
             }
         }
     }
@@ -152,11 +200,13 @@ fn queries(rows: usize, random: &mut Random) -> Vec<Bf16> {
     (0..rows * Q_HEADS * COLUMNS).map(|_| random.next()).collect()
 }
 
-/// Every slot that holds no token of a request is NaN, and must not show.
-fn prefill_inputs(random: &mut Random) -> Inputs {
+/// Every slot that holds no token of a request is NaN, and must not show. That holds in the incumbent's mode too: FlashInfer
+/// masks the scores of slots past a context, and reads their V as zero.
+fn prefill_inputs(mode: i32, random: &mut Random) -> Inputs {
     const NAN: Bf16 = 0x7FC0;
-    let pool = vec![NAN; NUM_PAGES * ROWS_PER_PAGE * KV_HEADS * COLUMNS];
-    let mut inputs = Inputs { q: queries(Q_ROWS, random), pool };
+    let layout = Layout::new(mode);
+    let pool = vec![NAN; layout.elements()];
+    let mut inputs = Inputs { layout, q: queries(Q_ROWS, random), pool };
     for request in &REQUESTS {
         for t in 0..request.context() {
             inputs.write_token(request, t, random);
@@ -167,7 +217,7 @@ fn prefill_inputs(random: &mut Random) -> Inputs {
 
 /// Each request's next token: its query, and its K and V behind the context in the pool.
 fn decode_inputs(before: &Inputs, random: &mut Random) -> Inputs {
-    let mut inputs = Inputs { q: queries(REQUESTS.len(), random), pool: before.pool.clone() };
+    let mut inputs = Inputs { layout: before.layout.clone(), q: queries(BATCH, random), pool: before.pool.clone() };
     for request in &REQUESTS {
         inputs.write_token(request, request.context(), random);
     }
@@ -189,12 +239,13 @@ impl Expected {
     fn attend(&mut self, inputs: &Inputs, request: &Request, row: usize, visible: usize) {
         for head in 0..Q_HEADS {
             let at = row * Q_HEADS + head;
-            let kv_head = head / GROUP;
+            let row_of = |t| &inputs.pool[inputs.layout.token(request, t, head / GROUP)..];
             let q = &inputs.q[at * COLUMNS..][..COLUMNS];
             let scores: Vec<f64> = (0..visible)
                 .map(|t| {
-                    let k = &inputs.pool[request.k_offset(t, kv_head)..][..COLUMNS];
-                    q.iter().zip(k).map(|(&a, &b)| to_f64(a) * to_f64(b)).sum::<f64>() * f64::from(SCALE)
+                    let token = row_of(t);
+                    let products = q.iter().zip(&inputs.layout.k).map(|(&a, &k)| to_f64(a) * to_f64(token[k]));
+                    products.sum::<f64>() * f64::from(SCALE)
                 })
                 .collect();
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -202,16 +253,16 @@ impl Expected {
             self.lse[at] = largest + total.ln();
             for (t, score) in scores.iter().enumerate() {
                 let weight = (score - largest).exp() / total;
-                let v = &inputs.pool[request.k_offset(t, kv_head) + K_TO_V..][..COLUMNS];
-                for (sum, &value) in self.out[at * COLUMNS..][..COLUMNS].iter_mut().zip(v) {
-                    *sum += weight * to_f64(value);
+                let token = row_of(t);
+                for (sum, &v) in self.out[at * COLUMNS..][..COLUMNS].iter_mut().zip(&inputs.layout.v) {
+                    *sum += weight * to_f64(token[v]);
                 }
             }
         }
     }
 }
 
-/// The kernels round softmax weights to bf16, a relative 2^-9 each, and |V| is at most 1.
+/// A kernel rounds softmax weights or partial outputs to bf16, a relative 2^-9 each, and |V| is at most 1.
 const OUT_TOLERANCE: f64 = 0.002;
 const LSE_TOLERANCE: f64 = 0.001;
 
@@ -225,59 +276,6 @@ const OUT_SENTINEL: Bf16 = 0x7FA5;
 const LSE_SENTINEL: u32 = 0x7FA5_A5A5;
 const PAST: usize = 4096;
 
-/// Where a call writes. Both arrays go on after their last row.
-struct Results {
-    out: DeviceArray<Bf16>,
-    lse: DeviceArray<u32>,
-    status: DeviceArray<u32>,
-}
-
-impl Results {
-    fn new(rows: usize) -> Self {
-        Self {
-            out: DeviceArray::new(&vec![OUT_SENTINEL; rows * Q_HEADS * COLUMNS + PAST]),
-            lse: DeviceArray::new(&vec![LSE_SENTINEL; rows * Q_HEADS + PAST]),
-            status: DeviceArray::new(&[0u32]),
-        }
-    }
-
-    /// `expected` has the rows that requests own; what lies behind them must be as it was.
-    fn compare(&self, checks: &mut Checks, name: &str, expected: &Expected) {
-        let got = self.out.to_host();
-        let got_lse = self.lse.to_host();
-        let mut close = true;
-        let mut out_error: f64 = 0.0;
-        for (&value, &wanted) in got.iter().zip(&expected.out) {
-            let error = (to_f64(value) - wanted).abs();
-            out_error = out_error.max(error);
-            close &= error <= OUT_TOLERANCE + half_ulp(wanted); // false for NaN
-        }
-        let mut lse_error: f64 = 0.0;
-        for (&bits, &wanted) in got_lse.iter().zip(&expected.lse) {
-            let error = (f64::from(f32::from_bits(bits)) - wanted).abs();
-            lse_error = lse_error.max(error);
-            close &= error <= LSE_TOLERANCE;
-        }
-        let untouched = got[expected.out.len()..].iter().all(|&bits| bits == OUT_SENTINEL)
-            && got_lse[expected.lse.len()..].iter().all(|&bits| bits == LSE_SENTINEL);
-        println!("{name:8} largest error: {out_error:.6} of the output, {lse_error:.6} of lse");
-        checks.check(close, "the output is too far from attention in f64");
-        checks.check(untouched, "the call wrote past the rows of its requests");
-        checks.check(self.status.to_host() == [0], "the call reports a bad index");
-    }
-}
-
-/// Whether a call ran; where it did not, the device must be the reason: the library is built for one kind of GPU.
-fn ran(checks: &mut Checks, name: &str, code: c_int) -> bool {
-    if code == OK {
-        cuda(unsafe { cudaDeviceSynchronize() });
-        return true;
-    }
-    println!("{name:8} {}, {}", name_of(code), last_error());
-    checks.check(code == DEVICE, "a valid call must run, or be refused for the device");
-    false
-}
-
 /// Page ids of the requests, one after another, and where each request's begin.
 fn page_lists() -> (Vec<i32>, Vec<i32>) {
     let mut ids = Vec::new();
@@ -289,45 +287,156 @@ fn page_lists() -> (Vec<i32>, Vec<i32>) {
     (ids, indptr)
 }
 
+/// What a prefill and a decode step have in common on the device: what they read, and where they write. `out` and `lse` go on
+/// after their last row.
+struct Call {
+    name: &'static str,
+    mode: i32,
+    q: DeviceArray<Bf16>,
+    pool: DeviceArray<Bf16>,
+    page_ids: DeviceArray<i32>,
+    page_indptr: Vec<i32>,
+    out: DeviceArray<Bf16>,
+    lse: DeviceArray<u32>,
+    status: DeviceArray<u32>,
+}
+
+impl Call {
+    fn new(name: &'static str, mode: i32, inputs: &Inputs, rows: usize) -> Self {
+        let (page_ids, page_indptr) = page_lists();
+        Self {
+            name,
+            mode,
+            q: DeviceArray::new(&inputs.q),
+            pool: DeviceArray::new(&inputs.pool),
+            page_ids: DeviceArray::new(&page_ids),
+            page_indptr,
+            out: DeviceArray::new(&vec![OUT_SENTINEL; rows * Q_HEADS * COLUMNS + PAST]),
+            lse: DeviceArray::new(&vec![LSE_SENTINEL; rows * Q_HEADS + PAST]),
+            status: DeviceArray::new(&[0u32]),
+        }
+    }
+
+    /// The incumbent gives none, and refuses to be asked for it.
+    fn gives_lse(&self) -> bool {
+        self.mode != MODE_INCUMBENT
+    }
+
+    fn lse(&self) -> *mut f32 {
+        if self.gives_lse() { self.lse.data.cast() } else { ptr::null_mut() }
+    }
+
+    /// Whether the call ran; where it did not, the device must be the reason: the library is built for one kind of GPU.
+    fn ran(&self, checks: &mut Checks, code: c_int) -> bool {
+        if code == OK {
+            cuda(unsafe { cudaDeviceSynchronize() });
+            return true;
+        }
+        println!("{:8} {}: {}, {}", self.name, name_of_mode(self.mode), name_of(code), last_error());
+        checks.check(code == DEVICE, "a valid call must run, or be refused for the device");
+        false
+    }
+
+    /// `expected` has the rows that requests own; what lies behind them must be as it was, and all of an lse that was not asked
+    /// for.
+    fn compare(&self, checks: &mut Checks, expected: &Expected) {
+        let got = self.out.to_host();
+        let got_lse = self.lse.to_host();
+        let expected_lse: &[f64] = if self.gives_lse() { &expected.lse } else { &[] };
+        let mut close = true;
+        let mut out_error: f64 = 0.0;
+        for (&value, &wanted) in got.iter().zip(&expected.out) {
+            let error = (to_f64(value) - wanted).abs();
+            out_error = out_error.max(error);
+            close &= error <= OUT_TOLERANCE + half_ulp(wanted); // false for NaN
+        }
+        let mut lse_error: f64 = 0.0;
+        for (&bits, &wanted) in got_lse.iter().zip(expected_lse) {
+            let error = (f64::from(f32::from_bits(bits)) - wanted).abs();
+            lse_error = lse_error.max(error);
+            close &= error <= LSE_TOLERANCE;
+        }
+        let untouched = got[expected.out.len()..].iter().all(|&bits| bits == OUT_SENTINEL)
+            && got_lse[expected_lse.len()..].iter().all(|&bits| bits == LSE_SENTINEL);
+        let lse = if self.gives_lse() { format!(", {lse_error:.6} of lse") } else { String::new() };
+        println!("{:8} {}: largest error: {out_error:.6} of the output{lse}", self.name, name_of_mode(self.mode));
+        checks.check(close, "the output is too far from attention in f64");
+        checks.check(untouched, "the call wrote past the rows of its requests");
+        checks.check(self.status.to_host() == [0], "the call reports a bad index");
+    }
+}
+
+// The calls: sizes and a plan on the host, the plan copied to the device, one call; the same in every mode
+
 /// Returns whether the device ran it.
-fn prefill(checks: &mut Checks, inputs: &Inputs) -> bool {
-    let (ids, indptr) = page_lists();
+fn prefill(checks: &mut Checks, mode: i32, inputs: &Inputs) -> bool {
     let last_page_len = REQUESTS.map(|request| request.last_page_len as i32);
     let q_indptr = [0, 70, 103];
 
-    let q = DeviceArray::new(&inputs.q);
-    let pool = DeviceArray::new(&inputs.pool);
-    let page_ids = DeviceArray::new(&ids);
-    let page_indptr = DeviceArray::new(&indptr);
+    // Once: a plan for every batch within the limits. Its size is 0 in a mode that needs none.
+    let mut words = 0;
+    let sizes = tilepress_routed_prefill_plan_size_args {
+        plan_words_out: &mut words,
+        max_rows: Q_ROWS as i32,
+        max_batch: MAX_BATCH,
+        num_q_heads: Q_HEADS as i32,
+        num_kv_heads: KV_HEADS as i32,
+        head_dim: HEAD_DIM,
+        mode,
+        ..Default::default()
+    };
+    let code = unsafe { tilepress_routed_global_prefill_plan_size(&sizes) };
+    checks.check(code == OK, "a plan of valid limits must have a size");
+    let mut plan = vec![0; words as usize];
+
+    // Every batch.
+    let planning = tilepress_routed_prefill_plan_args {
+        q_indptr: q_indptr.as_ptr(),
+        plan: plan.as_mut_ptr(),
+        plan_words: words,
+        q_rows: Q_ROWS as i32,
+        batch: BATCH as i32,
+        num_q_heads: Q_HEADS as i32,
+        num_kv_heads: KV_HEADS as i32,
+        head_dim: HEAD_DIM,
+        mode,
+        ..Default::default()
+    };
+    checks.check(unsafe { tilepress_routed_global_prefill_plan(&planning) } == OK, "valid arguments must be planned");
+
+    let call = Call::new("prefill", mode, inputs, Q_ROWS);
+    let page_indptr = DeviceArray::new(&call.page_indptr);
     let device_last_page_len = DeviceArray::new(&last_page_len);
     let device_q_indptr = DeviceArray::new(&q_indptr);
-    let results = Results::new(Q_ROWS);
-    let args = tilepress_prefill_args {
-        q: q.data.cast(),
-        out: results.out.data.cast(),
-        lse: results.lse.data.cast(),
-        pool: pool.data.cast(),
-        page_ids: page_ids.data,
+    let device_plan = DeviceArray::new(&plan);
+    let args = tilepress_routed_prefill_args {
+        q: call.q.data.cast(),
+        out: call.out.data.cast(),
+        lse: call.lse(),
+        pool: call.pool.data.cast(),
+        page_ids: call.page_ids.data,
         page_indptr: page_indptr.data,
         last_page_len: device_last_page_len.data,
         q_indptr: device_q_indptr.data,
         q_indptr_host: q_indptr.as_ptr(),
-        status: results.status.data,
+        plan: device_plan.data,
+        plan_host: plan.as_ptr(),
+        status: call.status.data,
         num_pages: NUM_PAGES as i64,
-        rows_per_page: ROWS_PER_PAGE as i64,
-        layer_row: LAYER_ROW as i64,
+        rows_per_page: inputs.layout.rows_per_page() as i64,
+        layer_row: inputs.layout.layer_row() as i64,
         q_rows: Q_ROWS as i32,
-        num_page_ids: ids.len() as i32,
-        batch: REQUESTS.len() as i32,
+        num_page_ids: call.page_ids.len as i32,
+        batch: BATCH as i32,
         num_q_heads: Q_HEADS as i32,
         num_kv_heads: KV_HEADS as i32,
         head_dim: HEAD_DIM,
         page_size: PAGE_SIZE,
-        page_format: PAGE_FORMAT_SPLIT,
+        mode,
         sm_scale: SCALE,
         ..Default::default()
     };
-    if !ran(checks, "prefill", unsafe { tilepress_global_prefill(&args) }) {
+    if !call.ran(checks, unsafe { tilepress_routed_global_prefill(&args) }) {
         return false;
     }
 
@@ -337,97 +446,94 @@ fn prefill(checks: &mut Checks, inputs: &Inputs) -> bool {
             expected.attend(inputs, request, request.q_from + i, request.context() - request.rows + i + 1);
         }
     }
-    results.compare(checks, "prefill", &expected);
+    call.compare(checks, &expected);
     true
 }
 
-/// A decode step: sizes and plan on the host, the plan copied to the device, one call. Returns whether the device ran it.
-fn decode(checks: &mut Checks, inputs: &Inputs) -> bool {
-    let (ids, indptr) = page_lists();
+/// Returns whether the device ran it.
+fn decode(checks: &mut Checks, mode: i32, inputs: &Inputs) -> bool {
     let kv_len = REQUESTS.map(|request| request.context() as i32 + 1);
     let (mut device, mut sm_count) = (0, 0);
     cuda(unsafe { cudaGetDevice(&mut device) });
     cuda(unsafe { cudaDeviceGetAttribute(&mut sm_count, MULTIPROCESSOR_COUNT, device) });
+    let call = Call::new("decode", mode, inputs, BATCH);
 
     // Once: buffers that serve every plan of up to max_batch requests.
     let (mut words, mut bytes) = (0, 0);
-    let sizes = PlanSizeArgs {
+    let sizes = tilepress_routed_decode_plan_size_args {
         plan_words_out: &mut words,
         workspace_bytes_out: &mut bytes,
-        max_batch: 4,
+        max_batch: MAX_BATCH,
         num_q_heads: Q_HEADS as i32,
         num_kv_heads: KV_HEADS as i32,
         head_dim: HEAD_DIM,
         page_size: PAGE_SIZE,
-        page_format: PAGE_FORMAT_SPLIT,
+        mode,
         sm_count,
         ..Default::default()
     };
-    checks.check(unsafe { tilepress_decode_plan_size(&sizes) } == OK, "a plan of valid limits must have a size");
-    let mut host_plan = vec![0; words as usize];
+    let code = unsafe { tilepress_routed_global_decode_plan_size(&sizes) };
+    checks.check(code == OK, "a plan of valid limits must have a size");
+    let mut plan = vec![0; words as usize];
     let workspace = DeviceArray::new(&vec![0xFFu8; bytes as usize]);
 
     // Every step: the requests' lengths have grown.
-    let planning = PlanArgs {
+    let planning = tilepress_routed_decode_plan_args {
         kv_len: kv_len.as_ptr(),
-        page_indptr: indptr.as_ptr(),
-        plan: host_plan.as_mut_ptr(),
+        page_indptr: call.page_indptr.as_ptr(),
+        plan: plan.as_mut_ptr(),
         plan_words: words,
-        batch: REQUESTS.len() as i32,
-        max_batch: sizes.max_batch,
-        num_q_heads: sizes.num_q_heads,
-        num_kv_heads: sizes.num_kv_heads,
+        batch: BATCH as i32,
+        max_batch: MAX_BATCH,
+        num_q_heads: Q_HEADS as i32,
+        num_kv_heads: KV_HEADS as i32,
         page_size: PAGE_SIZE,
-        page_format: PAGE_FORMAT_SPLIT,
+        mode,
         sm_count,
         ..Default::default()
     };
-    checks.check(unsafe { tilepress_decode_plan(&planning) } == OK, "valid arguments must be planned");
+    checks.check(unsafe { tilepress_routed_global_decode_plan(&planning) } == OK, "valid arguments must be planned");
 
-    let q = DeviceArray::new(&inputs.q);
-    let pool = DeviceArray::new(&inputs.pool);
-    let page_ids = DeviceArray::new(&ids);
-    let plan = DeviceArray::new(&host_plan);
-    let results = Results::new(REQUESTS.len());
-    let args = DecodeArgs {
-        q: q.data.cast(),
-        out: results.out.data.cast(),
-        lse: results.lse.data.cast(),
-        pool: pool.data.cast(),
-        page_ids: page_ids.data,
-        plan: plan.data,
-        plan_host: host_plan.as_ptr(),
+    let device_plan = DeviceArray::new(&plan);
+    let args = tilepress_routed_decode_args {
+        q: call.q.data.cast(),
+        out: call.out.data.cast(),
+        lse: call.lse(),
+        pool: call.pool.data.cast(),
+        page_ids: call.page_ids.data,
+        plan: device_plan.data,
+        plan_host: plan.as_ptr(),
         workspace: workspace.data.cast(),
-        status: results.status.data,
+        status: call.status.data,
         num_pages: NUM_PAGES as i64,
-        rows_per_page: ROWS_PER_PAGE as i64,
-        layer_row: LAYER_ROW as i64,
+        rows_per_page: inputs.layout.rows_per_page() as i64,
+        layer_row: inputs.layout.layer_row() as i64,
         workspace_bytes: bytes,
-        q_rows: REQUESTS.len() as i32,
-        num_page_ids: ids.len() as i32,
-        num_q_heads: sizes.num_q_heads,
-        num_kv_heads: sizes.num_kv_heads,
+        q_rows: BATCH as i32,
+        num_page_ids: call.page_ids.len as i32,
+        num_q_heads: Q_HEADS as i32,
+        num_kv_heads: KV_HEADS as i32,
         head_dim: HEAD_DIM,
         page_size: PAGE_SIZE,
-        page_format: PAGE_FORMAT_SPLIT,
+        mode,
         sm_scale: SCALE,
         ..Default::default()
     };
-    if !ran(checks, "decode", unsafe { tilepress_global_decode(&args) }) {
+    if !call.ran(checks, unsafe { tilepress_routed_global_decode(&args) }) {
         return false;
     }
 
-    let mut expected = Expected::new(REQUESTS.len());
+    let mut expected = Expected::new(BATCH);
     for (row, request) in REQUESTS.iter().enumerate() {
         expected.attend(inputs, request, row, request.context() + 1);
     }
-    results.compare(checks, "decode", &expected);
+    call.compare(checks, &expected);
     true
 }
 
 /// Returns whether the device ran both.
-pub fn run(checks: &mut Checks) -> bool {
+pub fn run(checks: &mut Checks, mode: i32) -> bool {
     let mut random = Random(1);
-    let prompt = prefill_inputs(&mut random);
-    prefill(checks, &prompt) && decode(checks, &decode_inputs(&prompt, &mut random))
+    let prompt = prefill_inputs(mode, &mut random);
+    prefill(checks, mode, &prompt) && decode(checks, mode, &decode_inputs(&prompt, &mut random))
 }
