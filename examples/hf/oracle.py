@@ -174,13 +174,14 @@ class Compared:
 @dataclass
 class Neutral:
     """What the reference moved by over one length, as largest gaps: its walk against one prefill, over the rows that a server
-    samples from; its eager attention against its sdpa, and its rotation in bf16 against the same in fp32, over all rows. leads:
-    the largest change of a lead under each."""
+    samples from; its eager attention against its sdpa, and its rotation in bf16 against the same in fp32, over all rows. median:
+    of the gaps between eager and sdpa. leads: the largest change of a lead under each."""
 
     length: int
     walk: float
     implementation: float
     rotation: float
+    median: float
     leads: tuple[float, float, float]
 
     @staticmethod
@@ -189,7 +190,9 @@ class Neutral:
         served = torch.cat([whole.prompt[-1:], whole.steps])
         pairs = ((served, walk.served), (other.rows, walk.rows), (turned.rows, walk.rows))
         one, two, three = (float(leads(*pair).max()) for pair in pairs)
-        return Neutral(length, *(float(gaps(*pair).max()) for pair in pairs), leads=(one, two, three))
+        moved = [gaps(*pair) for pair in pairs]
+        median = float(moved[1].median())
+        return Neutral(length, *(float(gap.max()) for gap in moved), median=median, leads=(one, two, three))
 
 
 @dataclass
@@ -210,6 +213,7 @@ class Row:
     neutral_walk: float
     neutral_implementation: float
     neutral_rotation: float | None
+    neutral_median: float
     noise: float
     drift_line: float
 
@@ -255,6 +259,7 @@ def judge(
         neutral_walk=walk,
         neutral_implementation=implementation,
         neutral_rotation=rotation,
+        neutral_median=max(some.median for some in neutral),
         noise=noise,
         drift_line=drift * largest_neutral,
     )
@@ -383,8 +388,10 @@ def show(report: Report, say: Callable[[str], None] = print) -> None:
         "of all",
         "gap",
         "median",
+        "neutral median",
         "neutral walk",
         "eager/sdpa",
+        "rotation",
         "noise",
         "line",
     )
@@ -398,6 +405,7 @@ def show(report: Report, say: Callable[[str], None] = print) -> None:
             f"{row.all_equal / row.rows:.2%}",
             f"{row.largest_gap:.4f}",
             f"{row.median_gap:.4f}",
+            f"{row.neutral_median:.4f}",
             f"{row.neutral_walk:.4f}",
             f"{row.neutral_implementation:.4f}",
             "" if row.neutral_rotation is None else f"{row.neutral_rotation:.4f}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,11 @@ def test_the_oracle_sees_a_fault(model: Any, text: torch.Tensor, fault: str) -> 
     oracle.run_model(report, "small", model, serve, [Mode.INCUMBENT, Mode.TILELANG], prompts=(PROMPT,), sweep=(), chunk=CHUNK)
     faulty = [row.path for row in report.rows if row.faults]
     assert faulty == ["tilelang", "tilelang + preps"]
+    lines: list[str] = []
+    oracle.show(report, lines.append)
+    assert sum(line.startswith("small") for line in lines) == 4
+    assert sum(line.startswith("FAULT: small tilelang") for line in lines) >= 2
+    assert json.loads(json.dumps(report.record()))["rows"][0]["faults"] == []
     (prints,) = report.fingerprints
     assert len(prints.values) == oracle.STEPS + 1
     assert prints.changed_when_asked_again == 0
@@ -239,5 +245,5 @@ def test_a_nan_is_a_fault() -> None:
     spoiled = rows.clone()
     spoiled[5, 3] = float("nan")
     compared = oracle.Compared.of(2, oracle.Walk(spoiled[:2], spoiled[2:]), walk)
-    row = oracle.judge("x", "y", [compared], [oracle.Neutral(2, 0.1, 0.1, 0.1, (0.1, 0.1, 0.1))])
+    row = oracle.judge("x", "y", [compared], [oracle.Neutral(2, 0.1, 0.1, 0.1, 0.1, (0.1, 0.1, 0.1))])
     assert any("nan" in fault for fault in row.faults)
