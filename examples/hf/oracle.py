@@ -174,8 +174,8 @@ class Compared:
 @dataclass
 class Neutral:
     """What the reference moved by over one length, as largest gaps: its walk against one prefill, over the rows that a server
-    samples from; its eager attention against its sdpa, and its rotation in bf16 against the same in fp32, over all rows. median:
-    of the gaps between eager and sdpa. leads: the largest change of a lead under each."""
+    samples from; its eager attention against its sdpa, and its rotation in bf16 against the same in fp32, over all rows.
+    median: of the gaps between eager and sdpa. leads: the largest change of a lead under each."""
 
     length: int
     walk: float
