@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -33,6 +34,15 @@ def device() -> torch.device:
     return torch.device("cuda")
 
 
+def keep(report: oracle.Report, library: ModuleType, options: argparse.Namespace) -> None:
+    """Writes what there is of the report so far, if a file is asked for."""
+    if options.out is not None:
+        import transformers
+
+        host = environment(library, options.commit) | {"transformers": transformers.__version__}
+        oracle.write(report, host, options.out)
+
+
 def oracle_command(options: argparse.Namespace) -> int:
     """1 where a bound is broken."""
     library = load()
@@ -52,12 +62,9 @@ def oracle_command(options: argparse.Namespace) -> int:
             gc.collect()
             torch.cuda.empty_cache()
             say(f"{name}: {time.monotonic() - start:.1f} s")
+            keep(report, library, options)
     oracle.show(report)
-    if options.out is not None:
-        import transformers
-
-        oracle.write(report, environment(library, options.commit) | {"transformers": transformers.__version__}, options.out)
-        say(f"wrote {options.out}")
+    keep(report, library, options)
     return 1 if report.faults else 0
 
 

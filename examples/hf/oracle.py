@@ -284,12 +284,13 @@ class Report:
     neutral: dict[str, list[Neutral]] = field(default_factory=dict)
     fingerprints: list[Fingerprints] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
         """What breaks a bound, anywhere."""
         found = [f"{row.size} {row.path}: {fault}" for row in self.rows for fault in row.faults]
-        return found + [
+        return [*self.failures, *found] + [
             f"{prints.size} incumbent, {prints.length} tokens: {prints.changed_when_asked_again} rows changed when asked again"
             for prints in self.fingerprints
             if prints.changed_when_asked_again
@@ -310,6 +311,7 @@ class Report:
             "neutral": {size: [asdict(some) for some in values] for size, values in self.neutral.items()},
             "fingerprints": [asdict(prints) for prints in self.fingerprints],
             "refused": self.refused,
+            "failures": self.failures,
         }
 
 
@@ -323,6 +325,11 @@ def serve_with(library: ModuleType) -> Serve:
         return backend.session(model, mode, library, tokens=tokens, chunk=CHUNK, preps=preps)
 
     return make
+
+
+def path_name(size: str, mode: Mode, preps: bool) -> str:
+    """A path's name in messages."""
+    return f"{size} {mode.label}{' + preps' if preps else ''}"
 
 
 def run_model(
@@ -363,15 +370,21 @@ def run_model(
             turned, _ = reference_walk(model, prompt, "eager", steps)
         neutral.append(Neutral.of(length, walk, whole, other, turned))
         del whole, other, turned
-        for (mode, preps), session in sessions.items():
-            served = served_walk(session, prompt, steps, chunk=chunk)
+        for (mode, preps), session in list(sessions.items()):
+            try:
+                served = served_walk(session, prompt, steps, chunk=chunk)
+            except RuntimeError as error:  # a call's refusal or a status bit: the other paths are still worth their table
+                report.failures.append(f"{path_name(size, mode, preps)}, {length} tokens: {error}")
+                del sessions[mode, preps]
+                continue
             compared[mode, preps].append(Compared.of(length, served, walk))
             if mode is Mode.INCUMBENT and not preps and length in prompts:
                 again = served_walk(session, prompt, steps, chunk=chunk)
                 changed = (served.served.view(torch.int16) != again.served.view(torch.int16)).any(-1)
                 report.fingerprints.append(Fingerprints(size, length, fingerprints(served.served), int(changed.sum())))
     for (mode, preps), results in compared.items():
-        report.rows.append(judge(size, mode.label + (" + preps" if preps else ""), results, neutral, preps=preps))
+        if results:
+            report.rows.append(judge(size, mode.label + (" + preps" if preps else ""), results, neutral, preps=preps))
     report.neutral[size] = neutral
     sessions.clear()
     gc.collect()

@@ -101,6 +101,18 @@ def test_the_oracle_sees_a_fault(model: Any, text: torch.Tensor, fault: str) -> 
     assert len(set(prints.values)) == len(prints.values)
 
 
+def test_a_path_that_fails_leaves_the_others_their_lines(model: Any) -> None:
+    def serve(model: Any, mode: Mode, preps: bool, tokens: int) -> backend.Session:
+        return session_of(model, mode, preps=preps, tokens=1 if mode is Mode.TILELANG else tokens)
+
+    report = oracle.Report()
+    oracle.run_model(report, "small", model, serve, [Mode.INCUMBENT, Mode.TILELANG], prompts=(300,), sweep=(), chunk=CHUNK)
+    assert [row.path for row in report.rows] == ["incumbent", "incumbent + preps"]
+    assert len(report.failures) == 2
+    assert all("pages of the" in failure for failure in report.failures)
+    assert report.faults == report.failures
+
+
 def test_folded_queries_carry_the_norm_weight(model: Any, text: torch.Tensor, reference: Any) -> None:
     if Mode.TILELANG640 not in modes_of(model):
         pytest.skip("K and V are two projections")
