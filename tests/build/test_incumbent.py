@@ -489,13 +489,27 @@ def test_an_unknown_part_is_refused(run_cli: Cli) -> None:
     assert "'incumbent'" in done.stderr
 
 
+def test_an_emitted_tree_holds_the_headers(run_cli: Cli, library: Path, no_network: dict[str, str], tmp_path: Path) -> None:
+    """They are in the cache since `library` was built."""
+    assert library.is_dir()
+    tree = tmp_path / "tree"
+    run_cli("emit", "--arch", "sm_90", "--family", "sliding_decode", "--out", tree, env=no_network).succeeded()
+    assert (tree / "vendor/flashinfer/include/flashinfer/page.cuh").is_file()
+    assert (tree / "vendor/flashinfer/licenses/LICENSE").is_file()
+    record = json.loads((tree / "tilepress.json").read_text())
+    assert record["incumbent_includes"] == ["vendor/flashinfer/include", "vendor/flashinfer/libcudacxx/include"]
+    assert "${CMAKE_CURRENT_LIST_DIR}/vendor/flashinfer/include" in (tree / "units.cmake").read_text()
+    build = ("build", "--arch", "sm_90", "--from", tree, "--out", tmp_path / "out")
+    run_cli(*build, "--without", "incumbent").failed(errors.OutputError.exit_code, "--without")
+    shutil.rmtree(tree / "vendor/flashinfer/libcudacxx")
+    run_cli(*build).failed(errors.OutputError.exit_code, "lacks vendor/flashinfer/libcudacxx/include")
+
+
 LAUNCH_BODY = re.compile(r"^struct SinglePrefill \{.*?^\};\n", re.DOTALL | re.MULTILINE)
 
 
-def test_a_launch_body_in_a_header_of_its_own(
-    run_cli: Cli, package: Path, library: Path, no_network: dict[str, str], tmp_path: Path
-) -> None:
-    """Emitted with the headers, which are in the cache since `library` was built, and compiled elsewhere: the same object."""
+def test_a_launch_body_in_a_header_of_its_own(run_cli: Cli, package: Path, library: Path, tmp_path: Path) -> None:
+    """Both units are compiled again, elsewhere, and are the same objects; all else comes from the session's cache."""
     launch, header = package / "codegen/templates/paged_launch.cuh.j2", package / "csrc/single_prefill.cuh"
     text = launch.read_text(encoding="utf-8")
     (body,) = LAUNCH_BODY.findall(text)
@@ -503,32 +517,9 @@ def test_a_launch_body_in_a_header_of_its_own(
     assert "{{" not in moved
     header.write_text(moved, encoding="utf-8")
     launch.write_text(text.replace(body, '#include "single_prefill.cuh"\n'), encoding="utf-8")
-    for name in ("LICENSE", "NOTICE"):
-        shutil.copy(ROOT / name, package / name)
-
-    tree, build, unit = tmp_path / "tree", tmp_path / "build", "paged_attention_hd512"
-    emit = ("emit", "--arch", "sm_90", "--family", "sliding_decode", "--out", tree)
-    run_cli(*emit, env=no_network, package=package).succeeded()
-    assert "struct SinglePrefill" not in (tree / "generated/paged_launch.cuh").read_text()
-    assert (tree / "vendor/flashinfer/licenses/LICENSE").is_file()
-    record = json.loads((tree / "tilepress.json").read_text())
-    assert record["incumbent_includes"] == ["vendor/flashinfer/include", "vendor/flashinfer/libcudacxx/include"]
-    assert "${CMAKE_CURRENT_LIST_DIR}/vendor/flashinfer/include" in (tree / "units.cmake").read_text()
-
-    cuda, cmake = toolchain.find_cuda(default_root()), toolchain.find_cmake().path
-    run(
-        *(cmake, "-G", "Ninja", "-S", tree, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE="),
-        f"-DCMAKE_MAKE_PROGRAM={toolchain.find_ninja().path}",
-        f"-DCMAKE_CXX_COMPILER={toolchain.find_cxx().path}",
-        f"-DCMAKE_CUDA_COMPILER={cuda.nvcc}",
-        f"-DCUDAToolkit_ROOT={cuda.root}",
-    )
-    run(cmake, "--build", build, "--target", f"{unit}.o")
-    committed = (ROOT / f"build_tools/symbols/objects/{unit}.txt").read_text(encoding="utf-8").splitlines()
-    assert symbols.exported(build / f"{unit}.o") == tuple(committed)
-    assert (build / f"{unit}.o").read_bytes() == (library / f".build/cmake/{unit}.o").read_bytes()
-
-    options = ("build", "--arch", "sm_90", "--from", tree, "--out", tmp_path / "out")
-    run_cli(*options, "--without", "incumbent").failed(errors.OutputError.exit_code, "--without")
-    shutil.rmtree(tree / "vendor/flashinfer/libcudacxx")
-    run_cli(*options).failed(errors.OutputError.exit_code, "lacks vendor/flashinfer/libcudacxx/include")
+    out = tmp_path / "out"
+    run_cli("build", "--arch", "sm_90", "--out", out, package=package).succeeded()
+    assert "struct SinglePrefill" not in (out / ".build/tree/generated/paged_launch.cuh").read_text()
+    assert "36 exported symbols agree" in run_cli("verify", "--out", out, package=package).succeeded().stdout
+    for unit in INCUMBENT_UNITS:
+        assert (out / f".build/cmake/{unit}.o").read_bytes() == (library / f".build/cmake/{unit}.o").read_bytes()
