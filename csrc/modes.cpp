@@ -1,4 +1,5 @@
-// The knob's value, read once by the server, and the pool that a mode needs. Host code: makes no CUDA call, reads no environment.
+// The knob's value, read once by the server, and the pool that a mode needs. Host code: makes no CUDA call, reads no
+// environment.
 #include "modes.h"
 
 #include <cstring>
@@ -28,8 +29,7 @@ int parse_mode(const char *text, int32_t *mode) {
 int mode_pool_bytes(int32_t mode, int64_t num_pages, int32_t num_layers, int32_t num_kv_heads, int32_t head_dim,
                     int32_t page_size, int32_t k_eq_v, int64_t *bytes) {
   const Mode *known = find_mode(mode);
-  if (known == nullptr)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "tilepress_mode_pool_bytes: mode is %d, which is none", mode);
+  if (known == nullptr) return fail(TILEPRESS_INVALID_ARGUMENT, "tilepress_mode_pool_bytes: mode is %d, which is none", mode);
   return tilepress_pool_bytes(num_pages, num_layers, num_kv_heads, head_dim, page_size, known->page_format, k_eq_v, bytes);
 }
 

@@ -49,8 +49,9 @@ static inline int plan_route(const char *entry, const tilepress_decode_plan_args
   if (int code = check_plan_numbers(entry, args)) return code;
   const bool split = able.split;
   if (args.window > 0 && !able.windowed)
-    return fail(TILEPRESS_UNSUPPORTED, "%s: window is %d, but the incumbent's entry sees whole contexts; it must be 0 in its mode",
-                entry, args.window);
+    return fail(TILEPRESS_UNSUPPORTED,
+                "%s: window is %d, but the incumbent's entry sees whole contexts; it must be 0 in its mode", entry,
+                args.window);
   if (args.batch > args.max_batch)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: batch is %d, past max_batch, %d", entry, args.batch, args.max_batch);
   const int64_t max_blocks = route_max_blocks(args, split);
@@ -83,7 +84,8 @@ static inline int plan_route(const char *entry, const tilepress_decode_plan_args
     const int64_t count = split ? (pages + chunk - 1) / chunk : 1;
     if (blocks + count > max_blocks)
       return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots is %lld; request %d needs slots up to %lld", entry,
-                  static_cast<long long>(declared_slots(args)), r, static_cast<long long>((blocks + count) * args.num_kv_heads));
+                  static_cast<long long>(declared_slots(args)), r,
+                  static_cast<long long>((blocks + count) * args.num_kv_heads));
     for (int64_t i = 0; i < count; ++i, ++blocks) {
       words[static_cast<size_t>(layout.requests + blocks)] = r;
       words[static_cast<size_t>(layout.chunks + blocks)] = static_cast<int32_t>(i);
@@ -93,8 +95,8 @@ static inline int plan_route(const char *entry, const tilepress_decode_plan_args
     // The page list may be longer than the context: the incumbent reads all that page_indptr gives a request.
     if (args.page_indptr[r + 1] - args.page_indptr[r] != pages)
       return fail(TILEPRESS_INVALID_ARGUMENT,
-                  "%s: page_indptr lists %d pages for request %d, whose tokens need %lld; the incumbent's mode takes no more", entry,
-                  args.page_indptr[r + 1] - args.page_indptr[r], r, static_cast<long long>(pages));
+                  "%s: page_indptr lists %d pages for request %d, whose tokens need %lld; the incumbent's mode takes no more",
+                  entry, args.page_indptr[r + 1] - args.page_indptr[r], r, static_cast<long long>(pages));
     words[static_cast<size_t>(layout.page_indptr + r)] = args.page_indptr[r];
     words[static_cast<size_t>(layout.page_indptr + r + 1)] = args.page_indptr[r + 1];
     words[static_cast<size_t>(layout.last_page_len + r)] =
@@ -117,8 +119,7 @@ static inline int plan_route(const char *entry, const tilepress_decode_plan_args
   return TILEPRESS_OK;
 }
 
-static inline int prepare_decode_route(const char *entry, const tilepress_decode_args &args, RouteDecode able,
-                                       Route *route) {
+static inline int prepare_decode_route(const char *entry, const tilepress_decode_args &args, RouteDecode able, Route *route) {
   const int32_t *plan = args.plan_host;
   const PlannedNumber numbers[] = {{"num_q_heads", kRouteNumQHeads, args.num_q_heads},
                                    {"num_kv_heads", kRouteNumKvHeads, args.num_kv_heads},

@@ -32,8 +32,8 @@ enum RoutePlanHeader : size_t {
   kRouteHeaderWords = 16,
 };
 
-constexpr int32_t kRouteDecodeMagic = 0x54504931;   // "TPI1": changes with this layout
-constexpr int32_t kRoutePrefillMagic = 0x54504a31;  // "TPJ1"
+constexpr int32_t kRouteDecodeMagic = 0x54504931;    // "TPI1": changes with this layout
+constexpr int32_t kRoutePrefillMagic = 0x54504a31;   // "TPJ1"
 constexpr int64_t kRouteUnsplit = int64_t{1} << 30;  // tokens of a chunk that holds any context
 constexpr int64_t kRouteMaxWords = INT32_MAX;
 
@@ -104,9 +104,11 @@ struct PlannedNumber {
 template <size_t N>
 static int check_route_plan(const char *entry, const int32_t *plan, int32_t magic, const PlannedNumber (&numbers)[N]) {
   if (plan == nullptr)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is null; the incumbent's mode needs the plan of %s_plan", entry, entry);
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is null; the incumbent's mode needs the plan of %s_plan", entry,
+                entry);
   if (plan[kRouteMagic] != magic)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is no plan that %s_plan wrote in the incumbent's mode", entry, entry);
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is no plan that %s_plan wrote in the incumbent's mode", entry,
+                entry);
   for (const PlannedNumber &number : numbers)
     if (plan[number.word] != number.named)
       return fail(TILEPRESS_INVALID_ARGUMENT, "%s: %s is %lld, but plan_host was built for %d", entry, number.name,

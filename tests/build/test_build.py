@@ -33,6 +33,8 @@ groups = [8]
 formats = ["split"]
 tma = true
 """
+# The routed entries: layers and operation, then the plan's part.
+ROUTED = [f"{layers}_{operation}" for layers in ("global", "sliding") for operation in ("decode", "prefill")]
 OWN = [
     "tilepress_build_info",
     "tilepress_decode_plan",
@@ -42,11 +44,14 @@ OWN = [
     "tilepress_global_prefill",
     "tilepress_last_error",
     "tilepress_merge_states",
+    "tilepress_mode_pool_bytes",
+    "tilepress_parse_mode",
     "tilepress_pool_bytes",
     "tilepress_prep_global_decode",
     "tilepress_prep_global_prompt",
     "tilepress_prep_sliding_decode",
     "tilepress_prep_sliding_prompt",
+    *(f"tilepress_routed_{name}{part}" for name in ROUTED for part in ("", "_plan", "_plan_size")),
     "tilepress_sliding_decode",
     "tilepress_sliding_prefill",
     "tilepress_supports",
@@ -134,6 +139,7 @@ def test_a_build_leaves_exactly_these_files(tier: str, request: pytest.FixtureRe
     assert list(files(request.getfixturevalue(tier))) == INSTALLED
 
 
+PARTS = ("", "_plan_size", "_plan")  # of a routed entry
 # The manifest's entries, less their signature hashes.
 ENTRIES = [
     {
@@ -180,6 +186,11 @@ ENTRIES = [
     {"name": "tilepress_prep_sliding_prompt", "struct": "tilepress_prep_prompt_args"},
     {"name": "tilepress_prep_sliding_decode", "struct": "tilepress_prep_decode_args"},
     {"name": "tilepress_gelu_mul", "struct": "tilepress_gelu_mul_args"},
+    *({"name": f"tilepress_routed_global_prefill{x}", "struct": f"tilepress_routed_prefill{x}_args"} for x in PARTS),
+    *({"name": f"tilepress_routed_global_decode{x}", "struct": f"tilepress_routed_decode{x}_args"} for x in PARTS),
+    {"name": "tilepress_routed_sliding_prefill", "struct": "tilepress_routed_sliding_prefill_args"},
+    *({"name": f"tilepress_routed_sliding_prefill{x}", "struct": f"tilepress_routed_prefill{x}_args"} for x in PARTS[1:]),
+    *({"name": f"tilepress_routed_sliding_decode{x}", "struct": f"tilepress_routed_decode{x}_args"} for x in PARTS),
 ]
 
 # Grid and threads of every kernel. A windowed prefill's CTA has two heads; a merge's, 128 of a head's columns.
@@ -346,7 +357,7 @@ EDITS = {
         "global_prefill.o",
     ),
     "a flag": ("CMakeLists.txt", "cxx_options -O2", "cxx_options -O1", "global_prefill.o"),
-    "a planner": ("csrc/decode_plan.cpp", "not whole tiles of page_size", "not whole pages", "decode_plan_body.o"),
+    "a planner": ("csrc/decode_plan.cpp", "they must not decrease", "they may not decrease", "decode_plan_body.o"),
     "the page formats": ("codegen/formats.py", "extra_columns=0", "extra_columns=64", "pool.o"),
     "the table": ("families.toml", FIRST_GROUPS, "groups = [4, 8]", "library.o"),
 }
@@ -475,10 +486,11 @@ def test_two_families_in_one_program(wide: tuple[Path, Path, Path], compiler: An
 def test_one_family_of_two(wide: tuple[Path, Path, Path], run_cli: Cli, tmp_path: Path) -> None:
     table, _, lists = wide
     run_cli(*BUILD, "--table", table, "--symbols", lists, "--out", tmp_path, "--family", "wide_prefill").succeeded()
-    # Without a decode there is no planner.
+    # Without a decode there is no planner, and a row without an incumbent has no routed entries.
     planner = ("tilepress_decode_plan", "tilepress_decode_plan_size")
     names = [name for name in OWN if name not in (*planner, *(entry["name"] for entry in ENTRIES[:4]))]
-    assert len(names) == 11
+    names = [name for name in names if "routed" not in name]
+    assert len(names) == 13
     assert read(tmp_path / "share/tilepress/symbols.txt").splitlines() == [*names, "tilepress_wide_prefill"]
     narrow = ("--table", table, "--symbols", lists, "--out", tmp_path)
     run_cli("verify", *narrow, "--family", "wide_prefill").succeeded()
@@ -507,8 +519,8 @@ def test_an_emitted_family_builds(narrow: Narrow, run_cli: Cli, tmp_path: Path) 
     tree, out = tmp_path / "tree", tmp_path / "out"
     run_cli("emit", "--arch", "sm_90", "--table", narrow.table, "--family", "sliding_decode", "--out", tree).succeeded()
     run_cli(*BUILD, "--from", tree, "--symbols", narrow.lists, "--out", out, env=NO_TILELANG).succeeded()
-    others = {"tilepress_global_prefill", "tilepress_global_decode", "tilepress_sliding_prefill"}
-    assert read(out / "share/tilepress/symbols.txt").splitlines() == [name for name in OWN if name not in others]
+    others = re.compile("tilepress_(routed_)?(global_prefill|global_decode|sliding_prefill)")
+    assert read(out / "share/tilepress/symbols.txt").splitlines() == [name for name in OWN if not others.match(name)]
 
 
 def test_an_emitted_tree_holds_no_absolute_path(emitted: Path) -> None:
@@ -729,7 +741,7 @@ def test_verify_without_a_build(run_cli: Cli, tmp_path: Path) -> None:
 
 
 def test_verify_agrees_and_disagrees(library: Path, run_cli: Cli, tmp_path: Path) -> None:
-    assert "36 exported symbols agree" in run_cli("verify", "--out", library).succeeded().stdout
+    assert "50 exported symbols agree" in run_cli("verify", "--out", library).succeeded().stdout
     lists = tmp_path / "symbols"
     shutil.copytree(ROOT / "build_tools/symbols", lists)
     (lists / "objects/error.txt").write_text("T tilepress_last_error\n")
