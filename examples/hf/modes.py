@@ -6,15 +6,15 @@ import enum
 import os
 from collections.abc import Mapping
 
-VARIABLE = "PEGAINFER_GLOBAL_ATTN"
+from codegen.modes import MODES, VARIABLE
 
 
 class Mode(enum.Enum):
     """A value of the knob; its own value is how the variable spells it."""
 
-    INCUMBENT = "off"
-    TILELANG = "tilelang"
-    TILELANG640 = "tilelang640"
+    INCUMBENT = MODES["incumbent"].text
+    TILELANG = MODES["tilelang"].text
+    TILELANG640 = MODES["tilelang640"].text
 
     @property
     def label(self) -> str:
@@ -24,7 +24,7 @@ class Mode(enum.Enum):
     @property
     def page_format(self) -> str:
         """What the global pool's pages hold: a name in codegen.formats."""
-        return "folded" if self is Mode.TILELANG640 else "split"
+        return MODES[self.label].page_format
 
 
 def parse(value: str | None) -> Mode:
