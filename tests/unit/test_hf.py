@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="no transformers; the releases with Gemma 4 need Python 3.11")
 
 from hf_standin import StandIn, StandInPreps  # noqa: E402
 
+from examples.hf import __main__ as command  # noqa: E402
 from examples.hf import backend, models, modes, oracle  # noqa: E402
 from examples.hf.kernels import Unsupported  # noqa: E402
 from examples.hf.modes import Mode  # noqa: E402
 from examples.hf.pool import PAGE, PoolExhausted  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread", "few_steps")
+
 CPU = torch.device("cpu")
 WINDOW = 96
-PROMPT = 170  # some pages, longer than the window
+PROMPT = 189  # some pages, longer than the window; the steps cross into another page
+STEPS = 5
 CHUNK = 70
 TOLERANCE = 0.08  # of logits of about 3: what bf16 moves them by; a key too few moves them by 0.2 and more
 
 
+@pytest.fixture(scope="module")
+def few_steps() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oracle, "STEPS", STEPS)
+        yield
+
+
+@functools.cache
 def small(name: str) -> Any:
     """A model of the shape's layers and head dims, its other widths small."""
     shape = models.SHAPES[name]
@@ -53,7 +69,7 @@ def text() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def reference(model: Any, text: torch.Tensor) -> tuple[oracle.Walk, torch.Tensor]:
+def reference(few_steps: None, model: Any, text: torch.Tensor) -> tuple[oracle.Walk, torch.Tensor]:
     return oracle.reference_walk(model, text, "eager")
 
 
@@ -106,7 +122,7 @@ def test_a_path_that_fails_leaves_the_others_their_lines(model: Any) -> None:
         return session_of(model, mode, preps=preps, tokens=1 if mode is Mode.TILELANG else tokens)
 
     report = oracle.Report()
-    oracle.run_model(report, "small", model, serve, [Mode.INCUMBENT, Mode.TILELANG], prompts=(300,), sweep=(), chunk=CHUNK)
+    oracle.run_model(report, "small", model, serve, [Mode.INCUMBENT, Mode.TILELANG], prompts=(200,), sweep=(), chunk=CHUNK)
     assert [row.path for row in report.rows] == ["incumbent", "incumbent + preps"]
     assert len(report.failures) == 2
     assert all("pages of the" in failure for failure in report.failures)
@@ -182,9 +198,34 @@ def test_shapes_have_the_models_heads(name: str, kinds: dict[str, tuple[int, int
 def test_a_sequence_past_the_pool_is_refused(model: Any, text: torch.Tensor) -> None:
     session = session_of(model, Mode.TILELANG, tokens=100)
     request = session.open("a long one")
-    with pytest.raises(PoolExhausted, match=r"a long one, 340 tokens: .* pages of the (global|sliding) pool"):
+    with pytest.raises(PoolExhausted, match=r"a long one, 378 tokens: .* pages of the (global|sliding) pool"):
         session.forward([request], torch.cat([text, text])[None])
     assert request.tokens == 0
+    session.close(request)
+    assert all(pool.free_pages == pool.num_pages for pool in session.pools.values())
+
+
+def test_a_step_past_the_pool_is_refused(model: Any, text: torch.Tensor) -> None:
+    """The pool's last row is used; a token behind it is refused, whoever asks, and no sequence is longer for it."""
+    session = session_of(model, Mode.TILELANG, tokens=1)
+    end = session.pools["global"].num_pages * PAGE
+    text = torch.cat([text, text])[: end + 1]
+    one, other = session.open("the first"), session.open("the second")
+    for part in text[:end].split(CHUNK):
+        session.forward([one], part[None])
+    with pytest.raises(PoolExhausted, match=rf"the first, {end + 1} tokens: 1 more pages of the global pool .* 0 of its 3"):
+        session.forward([one], text[end:][None])
+    with pytest.raises(PoolExhausted, match=r"the second, 1 tokens: 1 more pages of the (global|sliding) pool"):
+        session.forward([other], text[:1][None])
+    assert (one.tokens, other.tokens) == (end, 0)
+
+
+def test_a_sequence_past_the_models_positions_is_refused(model: Any) -> None:
+    session = session_of(model, Mode.TILELANG)
+    request = session.open("the longest")
+    request.tokens = limit = model.config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"the longest: {limit + 1} tokens, and the model's positions end at {limit}"):
+        session.forward([request], torch.tensor([[7]]))
 
 
 def test_folded_pages_are_refused_where_k_is_not_v() -> None:
@@ -201,7 +242,7 @@ def test_another_model_is_refused() -> None:
         backend.layout(other, Mode.TILELANG)
 
 
-def test_a_checkpoint_is_read_and_another_models_is_not(tmp_path: Any, model: Any, text: torch.Tensor) -> None:
+def test_a_checkpoint_is_read_and_another_models_is_not(tmp_path: Path, model: Any, text: torch.Tensor) -> None:
     model.save_pretrained(tmp_path / "ours")
     loaded = models.load(tmp_path / "ours", CPU)
     rows = oracle.reference_prefill(model, text, "eager").rows
@@ -213,10 +254,38 @@ def test_a_checkpoint_is_read_and_another_models_is_not(tmp_path: Any, model: An
         models.load(tmp_path / "nothing", CPU)
 
 
-def test_a_release_without_gemma4_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "transformers.models.gemma4", None)
-    with pytest.raises(backend.NotGemma4, match=rf"transformers {transformers.__version__} has no Gemma 4"):
+def test_a_release_without_gemma4_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.models.gemma4", None)
+    says = rf"transformers {transformers.__version__} has no Gemma 4 .*; pip install 'transformers>=5\.24,<6'"
+    with pytest.raises(backend.NotGemma4, match=says):
         backend.gemma4()
+    with pytest.raises(backend.NotGemma4, match=says):
+        models.config_of(models.SHAPES["E2B"])
+    with pytest.raises(backend.NotGemma4, match=says):
+        models.load(tmp_path, CPU)
+
+
+def test_a_host_without_transformers_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(backend.NotGemma4, match=r"the oracle needs transformers .*; pip install -e '\.\[oracle\]'"):
+        backend.gemma4()
+
+
+def test_the_command_says_in_a_line_what_it_cannot_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "load", lambda: ModuleType("tilepress"))
+    monkeypatch.setattr(command, "device", lambda: CPU)
+    monkeypatch.delenv(modes.VARIABLE, raising=False)
+    transformers.Gemma2Config().save_pretrained(tmp_path)
+    for name in ("walk", "oracle"):
+        assert command.main([name, "--checkpoint", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"examples.hf: {tmp_path} is a gemma2 model, not Gemma 4\n"
+    monkeypatch.setitem(sys.modules, "transformers.models.gemma4", None)
+    for name in ("walk", "oracle"):
+        assert command.main([name]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"examples.hf: transformers {transformers.__version__} has no Gemma 4")
 
 
 def test_the_model_alone_says_how_to_call_it(model: Any, text: torch.Tensor) -> None:

@@ -16,6 +16,8 @@ from examples.hf.kernels import Band, Preps  # noqa: E402
 from examples.hf.modes import Mode  # noqa: E402
 from examples.hf.pool import Heads  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 PROMPT = 150
 CHUNK = 64
