@@ -146,3 +146,23 @@ def decode_fields(
 def decode(library: ModuleType, batch: Batch, plan: Plan, outputs: Outputs, *, lse: bool = True, status: bool = True) -> None:
     """One call of the decode on the current stream."""
     entry(library, "decode", batch)(**decode_fields(batch, plan, outputs, lse=lse, status=status))
+
+
+def merge_states(
+    library: ModuleType, partials: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """The merge of dense partials, bf16 [sources, rows, heads, head_dim], with their lse, fp32 [sources, rows, heads]."""
+    sources, rows, heads, head_dim = partials.shape
+    library.merge_states(
+        partials=partials.data_ptr(),
+        partial_lse=partial_lse.data_ptr(),
+        out=out.data_ptr(),
+        lse=lse.data_ptr(),
+        stream=torch.cuda.current_stream().cuda_stream,
+        source_stride=rows * heads * head_dim,
+        lse_stride=rows * heads,
+        num_sources=sources,
+        num_rows=rows,
+        num_heads=heads,
+        head_dim=head_dim,
+    )

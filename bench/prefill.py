@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
+from bench import peers
+from bench.arms import Skipped
 from bench.inputs import Batch, Geometry, Request, build
-from bench.library import prefill_fields
 from bench.measure import Timing, refuse_zeros, time_calls
 from bench.outputs import Outputs, make_outputs
-from bench.reference import OUT_TOLERANCE, attention, out_error
+from bench.reference import Reference, attention
 
 SETS = 2  # disjoint pools, queries and outputs, used in turn
 
 
 @dataclass(frozen=True)
 class Result:
-    """One context length in one page format. flop: useful floating-point operations a call. error: out against the fp32
-    reference."""
+    """One context length in one page format and arm. flop: useful floating-point operations a call. error: out against the
+    fp32 reference."""
 
+    arm: str
     geometry: Geometry
     context: int
     rows: int
@@ -36,27 +39,26 @@ def useful_flop(geometry: Geometry, rows: int, context: int) -> int:
     return 4 * geometry.q_heads * geometry.head_dim * pairs
 
 
-def measure(library: ModuleType, geometry: Geometry, rows: int, context: int, *, repeats: int) -> Result:
-    """Times the last `rows` query rows of `context` tokens and checks what was timed.
+def measure(
+    library: ModuleType, geometry: Geometry, rows: int, context: int, *, arms: Sequence[str], repeats: int
+) -> list[Result | Skipped]:
+    """Times the last `rows` query rows of `context` tokens, each arm on the same sets, and checks what was timed.
 
     Raises ValueError for data that would flatter and ArithmeticError for a result that is wrong.
     """
     sets = [_inputs(geometry, rows, context, seed) for seed in range(SETS)]
-    host = sets[0][0].q_indptr.cpu()  # every set's is the same
-    calls = [
-        functools.partial(
-            library.global_prefill,
-            **prefill_fields(batch, outputs, lse=False, status=False, q_indptr_host=host),
-        )
-        for batch, outputs in sets
-    ]
-    timing = time_calls(calls, warmup=2 * SETS, repeats=repeats)
-    error = max(_error(batch, outputs) for batch, outputs in sets)
-    if not error <= OUT_TOLERANCE:
-        raise ArithmeticError(
-            f"L = {context}, {geometry.page_format}: out is {error:.5f} off the fp32 reference; allowed {OUT_TOLERANCE}"
-        )
-    return Result(geometry, context, rows, timing, useful_flop(geometry, rows, context), error)
+    expected = [_expected(batch) for batch, _ in sets]
+    case = f"prefill, L = {context:,}, {geometry.page_format}"
+
+    def timed(arm: str) -> Result:
+        for _, outputs in sets:
+            outputs.refill()
+        calls = [peers.prefill(arm, library, batch, outputs) for batch, outputs in sets]
+        timing = time_calls([call.run for call in calls], warmup=2 * SETS, repeats=peers.repeats_of(arm, repeats))
+        error = max(peers.check(arm, case, call.out(), some) for call, some in zip(calls, expected, strict=True))
+        return Result(arm, geometry, context, rows, timing, useful_flop(geometry, rows, context), error)
+
+    return [peers.attempt(arm, case, functools.partial(timed, arm)) for arm in arms]
 
 
 def _inputs(geometry: Geometry, rows: int, context: int, seed: int) -> tuple[Batch, Outputs]:
@@ -66,8 +68,7 @@ def _inputs(geometry: Geometry, rows: int, context: int, seed: int) -> tuple[Bat
     return batch, make_outputs(batch)
 
 
-def _error(batch: Batch, outputs: Outputs) -> float:
-    """Of a few rows: the first and last, both sides of a tile's edge, and one in the middle."""
+def _expected(batch: Batch) -> Reference:
+    """A few rows: the first and last, both sides of a tile's edge, and one in the middle."""
     last = batch.q_rows - 1
-    expected = attention(batch, sorted({row for row in (0, 63, 64, last // 2, last) if row <= last}))
-    return out_error(outputs.out[expected.rows], expected.out)
+    return attention(batch, sorted({row for row in (0, 63, 64, last // 2, last) if row <= last}))

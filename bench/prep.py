@@ -14,12 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import preps
-from bench.measure import Timing, refuse_zeros, time_calls
+from bench.measure import Timing, refuse_zeros, time_calls, time_graph
 from bench.preps import Inputs, Prompt, Shape
 from bench.report import rate
 from bench.roofline import COPY_TRAFFIC
 
-SETS = 2  # disjoint inputs and outputs, used in turn
+# Bytes that successive calls move before one comes to its own again: five times an H200's L2 cache.
+ROTATION_BYTES = 256 << 20
+MAX_SETS = 64
+GRAPH_BYTES = 64 << 20  # a call that moves less is timed in a graph: its launch would be a share of its time
+GRAPH_CALLS = 20  # in a graph, at least
 EQUAL_SHARE = 0.98  # of the bits, against PyTorch: the rest rounds the other way
 
 
@@ -45,47 +49,34 @@ def measure_prep(library: ModuleType, shape: Shape, rows: int, form: str, *, rep
         if form == "prompt"
         else [Prompt(1, 1000 + r, (1000 + r) // preps.PAGE * preps.PAGE) for r in range(rows)]
     )
-    sets = [_fused(preps.make(shape, prompts, device=torch.device("cuda"), seed=seed)) for seed in range(SETS)]
-    stream = torch.cuda.current_stream().cuda_stream
-    entry = getattr(library, f"prep_{shape.kind}_{form}")
-    calls = [functools.partial(entry, **preps.fields(library, inputs, form, stream)) for inputs in sets]
-    timing = _time(calls, repeats)
+    moved = rows * (shape.read_bytes_per_token + shape.written_bytes_per_token)
+    sets = [_fused(preps.make(shape, prompts, device=torch.device("cuda"), seed=seed)) for seed in range(_sets(moved))]
+    calls = [functools.partial(_prep, library, inputs, form) for inputs in sets]
+    timing = _time(calls, moved, repeats)
     wanted = preps.expected(sets[0])
     pool = preps.expected_pool(sets[0], wanted)
     equal = min(_equal(name, sets[0].q_out, wanted.q), _equal(name, sets[0].pool, pool))
-    return Result(name, rows, timing, rows * (shape.read_bytes_per_token + shape.written_bytes_per_token), equal)
+    return Result(name, rows, timing, moved, equal)
+
+
+def _prep(library: ModuleType, inputs: Inputs, form: str) -> None:
+    preps.run(library, inputs, form, torch.cuda.current_stream().cuda_stream)
 
 
 def measure_activation(library: ModuleType, rows: int, columns: int, *, repeats: int) -> Result:
     """Times gelu_mul of gate and up rows stacked in one, and checks it. Raises as measure_prep does."""
+    moved = 3 * 2 * rows * columns
     sets = []
-    for seed in range(SETS):
+    for seed in range(_sets(moved)):
         generator = torch.Generator("cuda").manual_seed(seed)
         fused = torch.randn(rows, 2 * columns, device="cuda", generator=generator).to(torch.bfloat16)
         refuse_zeros("gate and up", fused)
         sets.append((fused, torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda")))
-    stream = torch.cuda.current_stream().cuda_stream
-    calls = [
-        functools.partial(
-            library.gelu_mul,
-            gate_in=fused.data_ptr(),
-            gate_band_length=columns,
-            gate_row_stride=2 * columns,
-            up_in=fused.data_ptr(),
-            up_band_offset=columns,
-            up_band_length=columns,
-            up_row_stride=2 * columns,
-            out=out.data_ptr(),
-            rows=rows,
-            columns=columns,
-            stream=stream,
-        )
-        for fused, out in sets
-    ]
-    timing = _time(calls, repeats)
+    calls = [functools.partial(preps.gelu_mul, library, fused, out) for fused, out in sets]
+    timing = _time(calls, moved, repeats)
     fused, out = sets[0]
     wanted = torch.nn.functional.gelu(fused[:, :columns], approximate="tanh") * fused[:, columns:]
-    return Result("gelu_mul", rows, timing, 3 * 2 * rows * columns, _equal("gelu_mul", out, wanted))
+    return Result("gelu_mul", rows, timing, moved, _equal("gelu_mul", out, wanted))
 
 
 def _fused(inputs: Inputs) -> Inputs:
@@ -94,7 +85,14 @@ def _fused(inputs: Inputs) -> Inputs:
     return inputs
 
 
-def _time(calls: Sequence[Callable[[], object]], repeats: int) -> Timing:
+def _sets(moved: int) -> int:
+    """Disjoint inputs and outputs, used in turn."""
+    return min(max(2, -(-ROTATION_BYTES // moved)), MAX_SETS)
+
+
+def _time(calls: Sequence[Callable[[], object]], moved: int, repeats: int) -> Timing:
+    if moved < GRAPH_BYTES:
+        return time_graph(calls, rounds=-(-GRAPH_CALLS // len(calls)), repeats=repeats)
     return time_calls(calls, warmup=2 * len(calls), repeats=repeats)
 
 

@@ -264,6 +264,24 @@ def run(library: ModuleType, inputs: Inputs, form: str, stream: int = 0, **chang
     getattr(library, f"prep_{inputs.shape.kind}_{form}")(**{**fields(library, inputs, form, stream), **changes})
 
 
+def gelu_mul(library: ModuleType, fused: torch.Tensor, out: torch.Tensor) -> None:
+    """The activation of gate and up rows stacked in one, bf16 [rows, 2 * columns], into [rows, columns]."""
+    rows, columns = out.shape
+    library.gelu_mul(
+        gate_in=fused.data_ptr(),
+        gate_band_length=columns,
+        gate_row_stride=2 * columns,
+        up_in=fused.data_ptr(),
+        up_band_offset=columns,
+        up_band_length=columns,
+        up_row_stride=2 * columns,
+        out=out.data_ptr(),
+        rows=rows,
+        columns=columns,
+        stream=torch.cuda.current_stream().cuda_stream,
+    )
+
+
 def row_positions(inputs: Inputs) -> torch.Tensor:
     """Every row's position; 0 for rows of nobody. int64 [rows]."""
     positions = torch.zeros(inputs.rows, dtype=torch.int64, device=inputs.q.device)

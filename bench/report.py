@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import decode, prefill, sliding
+from bench.arms import Skipped
 from bench.measure import Timing
 from bench.roofline import COPY_TRAFFIC, GEMM_FLOP
 
@@ -59,6 +60,11 @@ def rate(work: float, timing: Timing) -> dict[str, float | int]:
     }
 
 
+def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, str]]:
+    """The arms that gave no figure, and why."""
+    return [dataclasses.asdict(one) for one in skipped]
+
+
 def prefill_record(
     host: dict[str, str],
     model: str,
@@ -66,6 +72,7 @@ def prefill_record(
     gemm_after: Timing,
     copy: Timing,
     results: Sequence[prefill.Result],
+    skipped: Sequence[Skipped],
 ) -> dict[str, Any]:
     """The JSON document of a prefill run. Times in seconds, rates in TFLOP/s (copy: TB/s)."""
     roof = GEMM_FLOP / gemm.median
@@ -78,6 +85,7 @@ def prefill_record(
         "copy_tbps": rate(COPY_TRAFFIC, copy),
         "rows": [
             {
+                "arm": result.arm,
                 "page_format": result.geometry.page_format,
                 "geometry": dataclasses.asdict(result.geometry),
                 "context": result.context,
@@ -89,11 +97,16 @@ def prefill_record(
             }
             for result in results
         ],
+        "skipped": skipped_rows(skipped),
     }
 
 
 def decode_record(
-    host: dict[str, str], copy: Timing, copy_after: Timing, results: Sequence[tuple[str, decode.Result]]
+    host: dict[str, str],
+    copy: Timing,
+    copy_after: Timing,
+    results: Sequence[tuple[str, decode.Result]],
+    skipped: Sequence[Skipped],
 ) -> dict[str, Any]:
     """The JSON document of a decode run; `results` with their model. Times in seconds, rates in TB/s."""
     return {
@@ -102,6 +115,7 @@ def decode_record(
         "copy_tbps": rate(COPY_TRAFFIC, copy),
         "copy_after_tbps": rate(COPY_TRAFFIC, copy_after),
         "rows": _decode_rows(copy, results),
+        "skipped": skipped_rows(skipped),
     }
 
 
@@ -111,12 +125,14 @@ def _decode_rows(copy: Timing, results: Sequence[tuple[str, decode.Result]]) -> 
     return [
         {
             "model": model,
+            "arm": result.arm,
             "page_format": result.geometry.page_format,
             "geometry": dataclasses.asdict(result.geometry),
             "batch": result.load.batch,
             "context": result.load.context,
             "window": result.window,
             "items": result.items,
+            "chunk_tokens": result.chunk_tokens,
             "sets": result.sets,
             "seconds": dataclasses.asdict(result.timing),
             "kv_bytes": result.kv_bytes,
@@ -145,6 +161,7 @@ def sliding_record(
     copy_after: Timing,
     prefills: Sequence[sliding.Result],
     decodes: Sequence[tuple[str, decode.Result]],
+    skipped: Sequence[Skipped],
 ) -> dict[str, Any]:
     """The JSON document of a sliding run; `model` is the prefills'. Times in seconds, rates in TFLOP/s and TB/s. A burst is set
     beside the matrix product's burst of as many launches."""
@@ -160,6 +177,7 @@ def sliding_record(
         "copy_after_tbps": rate(COPY_TRAFFIC, copy_after),
         "prefill": [
             {
+                "arm": result.arm,
                 "geometry": dataclasses.asdict(result.geometry),
                 **dataclasses.asdict(result.prompts),
                 "window": result.window,
@@ -170,6 +188,7 @@ def sliding_record(
             for result in prefills
         ],
         "decode": _decode_rows(copy, decodes),
+        "skipped": skipped_rows(skipped),
     }
 
 
@@ -188,10 +207,11 @@ def show_prefill(record: dict[str, Any], console: Console) -> None:
     console.print(f"bf16 GEMM {_spread(gemm)} TFLOP/s before, {_spread(after)} after; device copy {_spread(copy, 2)} TB/s")
     table = _table(
         f"global prefill, {record['model']}; median (min to max)",
-        ("format", "heads", "L", "query rows", "ms", "TFLOP/s, useful", "of GEMM", "error"),
+        ("arm", "format", "heads", "L", "query rows", "ms", "TFLOP/s, useful", "of GEMM", "error"),
     )
     for row in record["rows"]:
         table.add_row(
+            row["arm"],
             row["page_format"],
             _heads(row["geometry"]),
             f"{row['context']:,}",
@@ -202,6 +222,7 @@ def show_prefill(record: dict[str, Any], console: Console) -> None:
             f"{row['error']:.1e}",
         )
     console.print(table)
+    show_skipped(record, console)
 
 
 def show_decode(record: dict[str, Any], console: Console) -> None:
@@ -210,6 +231,7 @@ def show_decode(record: dict[str, Any], console: Console) -> None:
     copy, after = record["copy_tbps"], record["copy_after_tbps"]
     console.print(f"device copy {_spread(copy, 2)} TB/s before, {_spread(after, 2)} after; the floor is KV bytes at the first")
     console.print(_decode_table("global decode", record["rows"]))
+    show_skipped(record, console)
 
 
 def show_sliding(record: dict[str, Any], console: Console) -> None:
@@ -222,11 +244,12 @@ def show_sliding(record: dict[str, Any], console: Console) -> None:
     console.print(f"device copy {_spread(copy, 2)} TB/s before, {_spread(after, 2)} after; the floor is KV bytes at the first")
     table = _table(
         f"sliding prefill, {record['model']}; a burst after {record['rest_seconds']} s of rest, median (min to max)",
-        ("heads", "window", "requests", "rows", "L", "burst", "ms", "TFLOP/s, useful", "of GEMM", "error"),
+        ("arm", "heads", "window", "requests", "rows", "L", "burst", "ms", "TFLOP/s, useful", "of GEMM", "error"),
     )
     for row in record["prefill"]:
         for name in ("cold", "hot"):
             table.add_row(
+                row["arm"],
                 _heads(row["geometry"]),
                 f"{row['window']:,}",
                 f"{row['batch']}",
@@ -240,15 +263,17 @@ def show_sliding(record: dict[str, Any], console: Console) -> None:
             )
     console.print(table)
     console.print(_decode_table("sliding decode", record["decode"]))
+    show_skipped(record, console)
 
 
 def _decode_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     table = _table(
         f"{title}, merge included; median (min to max)",
-        ("model", "heads", "format", "batch", "L", "window", "us", "TB/s", "floor, us", "of floor", "error"),
+        ("arm", "model", "heads", "format", "batch", "L", "window", "us", "TB/s", "floor, us", "of floor", "error"),
     )
     for row in rows:
         table.add_row(
+            row["arm"],
             row["model"],
             _heads(row["geometry"]),
             row["page_format"],
@@ -262,6 +287,12 @@ def _decode_table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['error']:.1e}",
         )
     return table
+
+
+def show_skipped(record: dict[str, Any], console: Console) -> None:
+    """Prints which arms gave no figure, and why."""
+    for one in record["skipped"]:
+        console.print(f"skipped: {one['arm']}: {one['case']}: {one['reason']}", markup=False)
 
 
 def _show_host(record: dict[str, Any], console: Console) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from bench import library as generated
 from bench.inputs import Batch
-from bench.library import decode_fields, prefill_fields
 from bench.outputs import Outputs
-from bench.plans import GUARD_WORDS, Limits, Plan, limit_fields
+from bench.plans import GUARD_WORDS, HEADER_WORDS, Limits, Plan, limit_fields
+
+UNSPLIT = 1 << 30  # tokens of a chunk that holds any context
 
 
 def mode_of(library: ModuleType, text: str | None) -> int:
@@ -54,12 +56,24 @@ def prefill_plan(library: ModuleType, batch: Batch, mode: int) -> Plan:
     return Plan(host, host.to(device, copy=True), torch.empty(0, dtype=torch.int32, device=device), 0, 0)
 
 
+def prefill_fields(
+    batch: Batch,
+    mode: int,
+    plan: Plan,
+    outputs: Outputs,
+    *,
+    status: bool = True,
+    q_indptr_host: torch.Tensor | None = None,
+) -> dict[str, int | float]:
+    """The routed prefill's keyword arguments on the current stream, without lse, which the incumbent does not give."""
+    fields = generated.prefill_fields(batch, outputs, lse=False, status=status, q_indptr_host=q_indptr_host)
+    return {**_in_mode(fields, mode), "plan": plan.device.data_ptr(), "plan_host": plan.host.data_ptr()}
+
+
 def prefill(library: ModuleType, batch: Batch, mode: int, plan: Plan, outputs: Outputs, *, host_indptr: bool = True) -> None:
-    """One call of the prefill on the current stream, without lse, which the incumbent does not give."""
+    """One call of the prefill on the current stream."""
     host = batch.q_indptr.cpu() if host_indptr else None
-    fields = prefill_fields(batch, outputs, lse=False, q_indptr_host=host)
-    planned = {"plan": plan.device.data_ptr(), "plan_host": plan.host.data_ptr()}
-    entry(library, "prefill", batch)(**_in_mode(fields, mode), **planned)
+    entry(library, "prefill", batch)(**prefill_fields(batch, mode, plan, outputs, q_indptr_host=host))
 
 
 def decode_plan(library: ModuleType, batch: Batch, mode: int, limits: Limits, *, kv_len: Sequence[int] | None = None) -> Plan:
@@ -101,6 +115,18 @@ def decode_plan(library: ModuleType, batch: Batch, mode: int, limits: Limits, *,
     )
 
 
-def decode(library: ModuleType, batch: Batch, mode: int, plan: Plan, outputs: Outputs) -> None:
+def decode(library: ModuleType, batch: Batch, mode: int, plan: Plan, outputs: Outputs, *, status: bool = True) -> None:
     """One call of the decode on the current stream, without lse, which the incumbent does not give."""
-    entry(library, "decode", batch)(**_in_mode(decode_fields(batch, plan, outputs, lse=False), mode))
+    fields = generated.decode_fields(batch, plan, outputs, lse=False, status=status)
+    entry(library, "decode", batch)(**_in_mode(fields, mode))
+
+
+def blocks(plan: Plan) -> int:
+    """Blocks of a plan in the incumbent's mode, as csrc/routes.h lays it out."""
+    return int(plan.host[2])
+
+
+def chunk_tokens(plan: Plan) -> int:
+    """Tokens of a chunk of a plan in the incumbent's mode; 0 where it does not split."""
+    found = int(plan.host[HEADER_WORDS])
+    return found if found < UNSPLIT else 0

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 
+from bench import peers
+from bench.arms import Skipped
 from bench.inputs import Batch, Geometry, build, released
-from bench.library import prefill_fields
 from bench.loads import Prompts
 from bench.measure import Timing, refuse_zeros, time_bursts
 from bench.outputs import Outputs, make_outputs
-from bench.reference import OUT_TOLERANCE, attention, out_error
+from bench.reference import Reference, attention
 
 SETS = 2  # disjoint pools, queries and outputs, used in turn
 REST = 0.3  # seconds before a burst
@@ -23,9 +25,10 @@ HOT_REPEATS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """One set of prompts. window: tokens that a row sees. cold, hot: a call in a burst of COLD and HOT launches. flop: useful
-    floating-point operations a call. error: out against the fp32 reference."""
+    """One set of prompts in one arm. window: tokens that a row sees. cold, hot: a call in a burst of COLD and HOT launches.
+    flop: useful floating-point operations a call. error: out against the fp32 reference."""
 
+    arm: str
     geometry: Geometry
     prompts: Prompts
     window: int
@@ -41,26 +44,28 @@ def useful_flop(geometry: Geometry, prompts: Prompts, window: int) -> int:
     return 4 * geometry.q_heads * geometry.head_dim * prompts.batch * pairs
 
 
-def measure(library: ModuleType, geometry: Geometry, prompts: Prompts, window: int, *, repeats: int) -> Result:
-    """Times a prefill and checks what was timed.
+def measure(
+    library: ModuleType, geometry: Geometry, prompts: Prompts, window: int, *, arms: Sequence[str], repeats: int
+) -> list[Result | Skipped]:
+    """Times a prefill, each arm on the same sets, and checks what was timed.
 
     Raises ValueError for data that would flatter and ArithmeticError for a result that is wrong.
     """
     sets = [_inputs(geometry, prompts, window, seed) for seed in range(SETS)]
-    host = sets[0][0].q_indptr.cpu()  # every set's is the same
-    calls = [
-        functools.partial(
-            library.sliding_prefill,
-            **prefill_fields(batch, outputs, lse=False, status=False, q_indptr_host=host),
-        )
-        for batch, outputs in sets
-    ]
-    cold = time_bursts(calls, launches=COLD, rest=REST, repeats=repeats)
-    hot = time_bursts(calls, launches=HOT, rest=REST, repeats=HOT_REPEATS)
-    error = max(_error(batch, outputs) for batch, outputs in sets)
-    if not error <= OUT_TOLERANCE:
-        raise ArithmeticError(f"{prompts}: out is {error:.5f} off the fp32 reference; allowed {OUT_TOLERANCE}")
-    return Result(geometry, prompts, window, cold, hot, useful_flop(geometry, prompts, window), error)
+    expected = [_expected(batch) for batch, _ in sets]
+    case = f"sliding prefill, {prompts}"
+
+    def timed(arm: str) -> Result:
+        for _, outputs in sets:
+            outputs.refill()
+        calls = [peers.prefill(arm, library, batch, outputs) for batch, outputs in sets]
+        runs = [call.run for call in calls]
+        cold = time_bursts(runs, launches=COLD, rest=REST, repeats=peers.repeats_of(arm, repeats))
+        hot = time_bursts(runs, launches=HOT, rest=REST, repeats=HOT_REPEATS)
+        error = max(peers.check(arm, case, call.out(), some) for call, some in zip(calls, expected, strict=True))
+        return Result(arm, geometry, prompts, window, cold, hot, useful_flop(geometry, prompts, window), error)
+
+    return [peers.attempt(arm, case, functools.partial(timed, arm)) for arm in arms]
 
 
 def _inputs(geometry: Geometry, prompts: Prompts, window: int, seed: int) -> tuple[Batch, Outputs]:
@@ -72,8 +77,7 @@ def _inputs(geometry: Geometry, prompts: Prompts, window: int, seed: int) -> tup
     return batch, make_outputs(batch)
 
 
-def _error(batch: Batch, outputs: Outputs) -> float:
-    """Of a few rows: the first and last, both sides of a tile's edge, and one in the middle."""
+def _expected(batch: Batch) -> Reference:
+    """A few rows: the first and last, both sides of a tile's edge, and one in the middle."""
     last = batch.q_rows - 1
-    expected = attention(batch, sorted({row for row in (0, 63, 64, last // 2, last) if row <= last}))
-    return out_error(outputs.out[expected.rows], expected.out)
+    return attention(batch, sorted({row for row in (0, 63, 64, last // 2, last) if row <= last}))

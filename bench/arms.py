@@ -1,0 +1,59 @@
+"""What is measured side by side. No torch: the command line reads it first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An implementation of attention. formats: the page formats whose pool it reads. optional: it comes with other packages,
+    and may fail without failing the run."""
+
+    name: str
+    title: str
+    formats: tuple[str, ...]
+    optional: bool
+
+
+ARMS: Mapping[str, Arm] = MappingProxyType(
+    {
+        arm.name: arm
+        for arm in (
+            Arm("generated", "generated", ("split", "folded"), False),
+            Arm("incumbent", "incumbent (FlashInfer FA2)", ("split",), False),
+            Arm("flex", "PyTorch FlexAttention", ("split",), True),
+            Arm("fa4", "FlashAttention-4", ("split",), True),
+        )
+    }
+)
+DEFAULT = "generated,incumbent"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An arm that gave no figure for a case, and why."""
+
+    arm: str
+    case: str
+    reason: str
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """Arms such as generated,incumbent, in the order that they are measured in; "all" is all. Raises ValueError."""
+    if text == "all":
+        return tuple(ARMS)
+    found = tuple(text.split(","))
+    for name in found:
+        if name not in ARMS:
+            raise ValueError(f"{name!r} is none of {', '.join(ARMS)}")
+        if found.count(name) > 1:
+            raise ValueError(f"{name!r} is there twice")
+    return found
+
+
+def of_format(arms: tuple[str, ...], page_format: str) -> tuple[str, ...]:
+    """Those that read pages of this format."""
+    return tuple(name for name in arms if page_format in ARMS[name].formats)
