@@ -185,7 +185,6 @@ def _pages(batch: Batch) -> torch.Tensor:
 
 def _flex(batch: Batch) -> Call:
     """FlexAttention over contiguous keys and values: those of the released front are not among them."""
-    flex = importlib.import_module("torch.nn.attention.flex_attention")
     geometry, (rows, tokens) = batch.geometry, _lengths(batch)
     pages = _pages(batch).long()
 
@@ -195,20 +194,29 @@ def _flex(batch: Batch) -> Call:
 
     k, v = (gathered(tiles) for tiles in _tiles(batch))
     q = batch.q.view(batch.size, rows, geometry.q_heads, geometry.head_dim).transpose(1, 2).contiguous()
-    first, window = tokens - rows, batch.window or tokens
-
-    def seen(_request: Any, _head: Any, row: Any, key: Any) -> Any:
-        return (key <= row + first) & (key > row + first - window)
-
-    # A row that sees all that is there needs no mask.
-    mask = None if rows == 1 and window >= tokens else flex.create_block_mask(seen, None, None, rows, tokens, device="cuda")
-    compiled = _compiled_flex(geometry.head_dim, rows, tokens, batch.size)
+    mask = _mask(rows, tokens, batch.window or tokens, batch.q.device)
+    compiled = _compiled_flex(tuple(q.shape), tuple(k.shape))
     last = _Last(lambda: compiled(q, k, v, block_mask=mask, scale=batch.sm_scale, enable_gqa=True))
     return Call(last.run, lambda: last.value[0].transpose(1, 2).reshape(batch.q.shape), (q, k, v, mask))
 
 
 @functools.cache
-def _compiled_flex(*_shape: int) -> Callable[..., torch.Tensor]:
+def _mask(rows: int, tokens: int, window: int, device: torch.device) -> Any:
+    """FlexAttention's block mask of the last `rows` of `tokens`; None where every row sees all. One object for all batches of a
+    size: another one would be compiled for again."""
+    first = tokens - rows
+    if rows == 1 and window >= tokens:
+        return None
+
+    def seen(_request: Any, _head: Any, row: Any, key: Any) -> Any:
+        return (key <= row + first) & (key > row + first - window)
+
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    return flex.create_block_mask(seen, None, None, rows, tokens, device=device)
+
+
+@functools.cache
+def _compiled_flex(*_shapes: tuple[int, ...]) -> Callable[..., torch.Tensor]:
     """One function for each shape: past a number of shapes, torch.compile would run the next one uncompiled."""
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     importlib.import_module("torch._dynamo").reset()

@@ -1,6 +1,6 @@
 """The smallest calls of every kernel, for compute-sanitizer:
 `compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py [KERNEL...]`, KERNEL being prefill, decode, sliding_prefill,
-sliding_decode or merge_states.
+sliding_decode, merge_states, prep, gelu_mul or incumbent; `own` stands for all but the last, whose kernels are FlashInfer's.
 
 Exits with 1 where a result is wrong. No TileLang, no guard zones, no slack behind the index arrays, and every tensor
 an allocation of its own, so that an access past an end is one that the tool sees. Inputs and the reference are computed on
@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from bench import library as entries
+from bench import preps, routes
 from bench.inputs import Batch, Geometry, Request, build, released
 from bench.library import decode, load, prefill
 from bench.outputs import Outputs, make_outputs
@@ -44,6 +46,24 @@ SLIDING_PREFILLS = {
     # A front released, rows that see nothing, a tile that begins and ends amid 64 positions.
     "ragged": (released(70, 333, SLIDING_WINDOW_LEFT), Request(0, 0), Request(3, 129), Request(10, 4)),
 }
+# Requests without rows or keys left out: the incumbent's tests cover those.
+INCUMBENT_PREFILLS = {
+    "global": (Request(65, 70), Request(3, 129), Request(1, 1)),
+    "sliding": (released(70, 333, SLIDING_WINDOW_LEFT), Request(3, 129), Request(1, 1)),
+}
+INCUMBENT_GROUPS = {"global": (4, 8), "sliding": SLIDING_GROUPS}
+INCUMBENT_TOLERANCE = 2 * OUT_TOLERANCE  # it rounds its partials to bf16, too
+PREP_SHAPES = {
+    "global split": preps.Shape("global", 4, 2),
+    "global split, k_eq_v": preps.Shape("global", 4, 2, k_eq_v=True),
+    "global folded": preps.Shape("global", 4, 2, page_format="folded", k_eq_v=True),
+    "sliding": preps.Shape("sliding", 4, 2),
+}
+PREP_PROMPTS = {
+    "prompt": [preps.Prompt(3), preps.Prompt(70, 60), preps.Prompt(1, 130, 128)],
+    "decode": [preps.Prompt(1), preps.Prompt(1, 63), preps.Prompt(1, 130, 128)],
+}
+EQUAL_BITS = 0.98  # share of the bits that are PyTorch's; the rest rounds the other way
 # With a window of 100: one key, a page and a bit, whole pages left behind, and a front released.
 SLIDING_DECODES = {"one token": (1,), "ragged": (300, 0, 64, 129)}
 
@@ -83,7 +103,12 @@ def verdict(library: ModuleType, name: str, batch: Batch, outputs: Outputs, bad_
     lse = lse_error(found.lse[expected.rows], expected.lse)
     bits = found.status_bits()
     right = out <= OUT_TOLERANCE and lse <= LSE_TOLERANCE and bits == (library.STATUS_BAD_PAGE_ID if bad_page else 0)
-    print(f"{name}: {'right' if right else 'WRONG'}, out {out:.1e} lse {lse:.1e} status {bits}", flush=True)
+    return said(right, name, f"out {out:.1e} lse {lse:.1e} status {bits}")
+
+
+def said(right: bool, name: str, found: str) -> bool:
+    """Prints a case and returns whether it is right."""
+    print(f"{name}: {'right' if right else 'WRONG'}, {found}", flush=True)
     return right
 
 
@@ -161,45 +186,140 @@ def sanitize_merge_states(library: ModuleType) -> list[bool]:
         given = out.to(DEVICE), lse.to(DEVICE)
         merged = torch.zeros(rows, heads, head_dim, dtype=torch.bfloat16).to(DEVICE)
         merged_lse = torch.zeros(rows, heads).to(DEVICE)
-        library.merge_states(
-            partials=given[0].data_ptr(),
-            partial_lse=given[1].data_ptr(),
-            out=merged.data_ptr(),
-            lse=merged_lse.data_ptr(),
-            stream=torch.cuda.current_stream().cuda_stream,
-            source_stride=rows * heads * head_dim,
-            lse_stride=rows * heads,
-            num_sources=sources,
-            num_rows=rows,
-            num_heads=heads,
-            head_dim=head_dim,
-        )
+        entries.merge_states(library, *given, merged, merged_lse)
         torch.cuda.synchronize()
         error = out_error(merged.cpu(), expected)
         off = lse_error(merged_lse.cpu(), torch.logsumexp(lse, 0))
         right = error <= OUT_TOLERANCE and off <= LSE_TOLERANCE
-        print(f"merge_states {sources} x {rows} x {heads} x {head_dim}: {'right' if right else 'WRONG'}", flush=True)
-        results.append(right)
+        results.append(said(right, f"merge_states {sources} x {rows} x {heads} x {head_dim}", f"out {error:.1e} lse {off:.1e}"))
     return results
 
 
-KERNELS = {
+def device_inputs(inputs: preps.Inputs) -> preps.Inputs:
+    """The same inputs, each tensor an allocation of its own on the device, with nothing behind the index arrays."""
+    requests = len(inputs.prompts)
+    lengths = {
+        "page_ids": inputs.num_page_ids,
+        "page_indptr": requests + 1,
+        "kv_origin": requests,
+        "q_indptr": requests + 1,
+        "positions": requests,
+    }
+    moved = {}
+    for field in dataclasses.fields(inputs):
+        value = getattr(inputs, field.name)
+        if isinstance(value, torch.Tensor):
+            moved[field.name] = value[: lengths.get(field.name, len(value))].to(DEVICE)
+    return dataclasses.replace(inputs, **moved)
+
+
+def equal_bits(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The share of bf16 elements whose bits are equal."""
+    return float((found.view(torch.int16) == wanted.contiguous().view(torch.int16)).float().mean())
+
+
+def sanitize_prep(library: ModuleType) -> list[bool]:
+    """Every prep, out of buffers of their own and out of one fused row, with and without a page id outside the pool."""
+    results = []
+    for (name, shape), form, fused, bad_page in itertools.product(
+        PREP_SHAPES.items(), PREP_PROMPTS, (False, True), (False, True)
+    ):
+        inputs = preps.make(shape, PREP_PROMPTS[form], device=HOST)
+        wanted = preps.expected(inputs)
+        pool = preps.expected_pool(inputs, wanted)
+        if bad_page:
+            pool[int(inputs.page_ids[0])].view(torch.int16).fill_(preps.FILL)
+            inputs.page_ids[0] = inputs.pool.shape[0]
+        if fused:
+            inputs.fuse()
+        device = device_inputs(inputs)
+        preps.run(library, device, form, torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        found, written = device.pool.cpu(), pool.view(torch.int16) != preps.FILL
+        q, rows = equal_bits(device.q_out.cpu(), wanted.q), equal_bits(found[written], pool[written])
+        bits = int(device.status)
+        untouched = torch.equal(found.view(torch.int16) != preps.FILL, written)
+        right = untouched and min(q, rows) >= EQUAL_BITS and bits == (library.STATUS_BAD_PAGE_ID if bad_page else 0)
+        case = f"prep {name} {form}, fused {fused}, bad {bad_page}"
+        results.append(said(right, case, f"q {q:.1%} pool {rows:.1%} status {bits}"))
+    return results
+
+
+def sanitize_gelu_mul(library: ModuleType) -> list[bool]:
+    """Rows that fill no block and rows that fill several; the last one ends where its allocation does."""
+    results = []
+    for rows, columns in ((1, 8), (3, 1032), (5, 6144)):
+        fused = torch.randn(rows, 2 * columns).to(torch.bfloat16)
+        out = torch.zeros(rows, columns, dtype=torch.bfloat16).to(DEVICE)
+        given = fused.to(DEVICE)
+        preps.gelu_mul(library, given, out)
+        torch.cuda.synchronize()
+        wanted = torch.nn.functional.gelu(fused[:, :columns], approximate="tanh") * fused[:, columns:]
+        off = float((out.cpu().float() - wanted.float()).abs().max() / wanted.float().abs().max())
+        results.append(said(off <= preps.BF16_ULP, f"gelu_mul {rows} x {columns}", f"off {off:.1e} of the largest"))
+    return results
+
+
+def incumbent_plan(plan: Plan) -> Plan:
+    """The plan without anything behind it and its workspace, on the device."""
+    words = plan.host[:-GUARD_WORDS]
+    return dataclasses.replace(plan, device=words.to(DEVICE), workspace=plan.workspace[: plan.workspace_bytes // 4].to(DEVICE))
+
+
+def sanitize_incumbent(library: ModuleType) -> list[bool]:
+    """The routed entries in the incumbent's mode; nothing in a library that was built without it."""
+    mode = library.MODE_INCUMBENT
+    results: list[bool] = []
+    for layer, groups in INCUMBENT_GROUPS.items():
+        head_dim, window_left = (512, None) if layer == "global" else (256, SLIDING_WINDOW_LEFT)
+        decodes = tuple(Request(1, n) if window_left is None else released(1, n, window_left) for n in (300, 64, 65))
+        for group, operation in itertools.product(groups, ("prefill", "decode")):
+            requests = INCUMBENT_PREFILLS[layer] if operation == "prefill" else decodes
+            shape = Geometry(2 * group, 2, head_dim=head_dim, layers=2)
+            batch = build(shape, requests, device=HOST, tail_rows=0, spare_page_ids=0, slack=0, window_left=window_left)
+            outputs, device = device_outputs(batch), on_device(batch)
+            try:
+                if operation == "prefill":
+                    plan = incumbent_plan(routes.prefill_plan(library, batch, mode))
+                else:
+                    plan = incumbent_plan(routes.decode_plan(library, batch, mode, Limits(len(requests), sm_count=FEW_CTAS)))
+            except library.Error as error:
+                if error.code != library.UNSUPPORTED:
+                    raise
+                print(f"incumbent: left out: {error}")
+                return results
+            if operation == "prefill":
+                routes.prefill(library, device, mode, plan, outputs)
+            else:
+                routes.decode(library, device, mode, plan, outputs)
+            torch.cuda.synchronize()
+            expected = attention(batch)
+            off = out_error(outputs.out.cpu()[expected.rows], expected.out)
+            results.append(said(off <= INCUMBENT_TOLERANCE, f"incumbent {layer} {operation} g{group}", f"out {off:.1e}"))
+    return results
+
+
+OWN = {
     "prefill": sanitize_prefill,
     "decode": sanitize_decode,
     "sliding_prefill": sanitize_sliding_prefill,
     "sliding_decode": sanitize_sliding_decode,
     "merge_states": sanitize_merge_states,
+    "prep": sanitize_prep,
+    "gelu_mul": sanitize_gelu_mul,
 }
+KERNELS = {**OWN, "incumbent": sanitize_incumbent}
 
 
 def main(names: list[str]) -> int:
     """Runs every case of the named kernels, or of all."""
     for name in names:
-        if name not in KERNELS:
-            print(f"{name!r} is none of {', '.join(KERNELS)}", file=sys.stderr)
+        if name not in {*KERNELS, "own"}:
+            print(f"{name!r} is none of {', '.join(KERNELS)}, own", file=sys.stderr)
             return 2
+    chosen = [one for name in names or KERNELS for one in (OWN if name == "own" else (name,))]
     library = load()
-    results = [right for name in names or KERNELS for right in KERNELS[name](library)]
+    results = [right for name in dict.fromkeys(chosen) for right in KERNELS[name](library)]
     print(f"{len(results)} cases, {results.count(False)} wrong")
     return 0 if all(results) else 1
 
