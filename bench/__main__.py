@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-NAMES = ("prefill", "decode", "sliding", "prep")  # of the modes, and of their files
+NAMES = ("prefill", "decode", "sliding", "prep", "step")  # of the files: the modes', and that of `python -m bench.step`
 MODELS = {model.name: model for model in load_table(ROOT / "families.toml").model}
 LENGTHS = "10602,40002,81653,163336"
 PROMPTS = "1x8192@8192,1x8192@9216,1x8192@40000,8x1024@4000"

@@ -19,10 +19,19 @@ COLOURS = {
     ARMS["incumbent"].title: "#d9822b",
     ARMS["flex"].title: "#8a8a8a",
     ARMS["fa4"].title: "#5a9e4b",
+    "incumbent": "#d9822b",
+    "tilelang": "#1f77b4",
+    "tilelang640": "#0b3c5d",
 }
 OTHERS = ("#7b5ea7", "#b23a48", "#3aa6a6")
 LOGARITHMIC = 20  # times the roof: above, bars next to it could not be read on a linear axis
-KINDS = {"prefill": "global prefill", "decode": "global decode", "sliding": "sliding layers", "prep": "preps and activation"}
+KINDS = {
+    "prefill": "global prefill",
+    "decode": "global decode",
+    "sliding": "sliding layers",
+    "prep": "preps and activation",
+    "step": "serving steps",
+}
 
 
 class MatplotlibMissing(RuntimeError):
@@ -42,12 +51,12 @@ class Bar:
 @dataclass(frozen=True)
 class Panel:
     """Groups of bars, a bar a series: bars[series][group], None where there is none. roof: where the hardware's line is, and
-    what it says. better: "higher" or "lower"."""
+    what it says, if there is one. better: "higher" or "lower"."""
 
     title: str
     y_label: str
     better: str
-    roof: tuple[float, str]
+    roof: tuple[float, str] | None
     groups: tuple[str, ...]
     bars: dict[str, tuple[Bar | None, ...]]
 
@@ -79,14 +88,16 @@ def series_of(row: dict[str, Any]) -> str:
 def picture(record: dict[str, Any]) -> Picture:
     """What a record's file shows. Raises ValueError for a record of no known mode."""
     kind = record["bench"]
-    panels = {"prefill": _prefill, "decode": _decode, "sliding": _sliding, "prep": _prep}.get(kind)
+    panels = {"prefill": _prefill, "decode": _decode, "sliding": _sliding, "prep": _prep, "step": _step}.get(kind)
     if panels is None:
         raise ValueError(f"a record of {kind!r}; known: {', '.join(KINDS)}")
     title = f"Tilepress: {KINDS[kind]} on one {record['gpu']}, commit {record['commit'][:12]}"
     return Picture(title, tuple(panels(record)))
 
 
-def _panel(title: str, y_label: str, better: str, roof: tuple[float, str], cells: Sequence[tuple[str, str, Bar]]) -> Panel:
+def _panel(
+    title: str, y_label: str, better: str, roof: tuple[float, str] | None, cells: Sequence[tuple[str, str, Bar]]
+) -> Panel:
     """A panel of (group, series, bar), in the order that groups and series come up."""
     groups = tuple(dict.fromkeys(group for group, _, _ in cells))
     found = {(series, group): bar for group, series, bar in cells}
@@ -177,6 +188,20 @@ def _prep(record: dict[str, Any]) -> list[Panel]:
     return panels
 
 
+def _step(record: dict[str, Any]) -> list[Panel]:
+    decodes, chunks = [], []
+    for row in (row for mode in record["modes"] for row in mode["rows"]):
+        group, milliseconds = f"L = {row['context']:,}", row["tpot"] * 1e3
+        spread = (row["tpot_low"] * 1e3, row["tpot_high"] * 1e3)
+        decodes.append((group, row["mode"], Bar(milliseconds, *spread, f"{milliseconds:.1f}")))
+        chunks.append((group, row["mode"], Bar(row["chunk"], row["chunk"], row["chunk"], f"{row['chunk']:.2f}")))
+    size = f"{record['model']}, {record['layers']} layers"
+    return [
+        _panel(f"{size}: one request's decode step", "milliseconds", "lower", None, decodes),
+        _panel(f"{size}: a prompt's last {record['chunk']:,} tokens", "seconds", "lower", None, chunks),
+    ]
+
+
 def draw(record: dict[str, Any], path: Path) -> None:
     """Writes the record's plot. Raises MatplotlibMissing."""
     try:
@@ -210,12 +235,14 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         for place, (_, bar) in zip(places, there, strict=True):
             above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": size}
             axes.annotate(bar.text, (place, bar.high), **above)
-    at, text = panel.roof
-    axes.axhline(at, color="black", linestyle="--", linewidth=1.1, label=text)
+    at = 0.0
+    if panel.roof is not None:
+        at, text = panel.roof
+        axes.axhline(at, color="black", linestyle="--", linewidth=1.1, label=text)
     axes.set_xticks(range(len(panel.groups)), panel.groups)
     axes.set_xlim(-0.6, len(panel.groups) - 0.4)
     highest = max([at, *(bar.high for bars in panel.bars.values() for bar in bars if bar is not None)])
-    if highest > LOGARITHMIC * at:
+    if at and highest > LOGARITHMIC * at:
         axes.set_yscale("log")
         axes.set_ylim(0.5 * at, highest * 2)
         axes.yaxis.set_major_formatter("{x:g}")

@@ -141,9 +141,22 @@ def _prep(record: dict[str, Any]) -> str:
     return f"{record['model']}. {_copies(record)}" + _table(("kernel", "rows", "us", "TB/s", "of the copy"), rows)
 
 
+def _step(record: dict[str, Any]) -> str:
+    rows = []
+    for row in (row for mode in record["modes"] for row in mode["rows"]):
+        spread = {"median": row["tpot"], "low": row["tpot_low"], "high": row["tpot_high"]}
+        first = "" if row["ttft"] is None else f"{row['ttft']:.2f}"
+        rows.append([f"{row['context']:,}", row["mode"], _spread(spread, 2, 1e3), f"{row['chunk'] * 1e3:,.0f}", first])
+    rows.sort(key=lambda cells: int(cells[0].replace(",", "")))
+    pools = ", ".join(f"{mode['pool_bytes'] / 1e9:.1f} GB under {mode['mode']}" for mode in record["modes"])
+    head = f"{record['model']}, all {record['layers']} layers. The pools take {pools}.\n\n"
+    return head + _table(("L", "mode", "decode step, ms", f"{record['chunk']:,} tokens, ms", "first token, s"), rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "prefill": _prefill,
     "decode": _decode,
     "sliding": _sliding,
     "prep": _prep,
+    "step": _step,
 }

@@ -41,7 +41,8 @@ def test_what_names_no_arms(text: str) -> None:
 
 def test_every_row_is_a_bar(record: dict[str, Any]) -> None:
     shown = plot.picture(record)
-    rows = [*record.get("rows", ()), *record.get("decode", ()), *(2 * record.get("prefill", []))]
+    steps = [row for mode in record.get("modes", ()) for row in mode["rows"]]
+    rows = [*record.get("rows", ()), *record.get("decode", ()), *(2 * record.get("prefill", [])), *(2 * steps)]
     bars = [bar for panel in shown.panels for series in panel.bars.values() for bar in series if bar is not None]
     assert len(bars) == len(rows)
     assert all(bar.low <= bar.value <= bar.high for bar in bars)
