@@ -6,7 +6,7 @@
 #   RESULTS          folder for every step's output, summary.txt, and the bench's JSON files and plots
 #   CARRIED          folders of carried Python packages, colon-separated, put in front of PYTHONPATH
 #   BUILD_OUT        where the build goes, default out
-#   RACE_PYTHON_DIR  a Python module that was built for the race checker, to use instead of building one in BUILD_OUT-race
+#   RACE_PYTHON_DIR  a Python module that was built for the race checker, to use instead of building one in BUILD_OUT-racecheck
 #   TILEPRESS_COMMIT what the bench records as the commit
 #   STEPS            which steps to run, default "host build tests memcheck racecheck synccheck bench soak". Also known: prefill,
 #                    decode, sliding and prep, which are the bench's modes alone
@@ -22,7 +22,7 @@ results=$(realpath -m "${1:?usage: build_tools/gpu_check.sh RESULTS [EMITTED]}")
 emitted=$(realpath -m "${2:-$(dirname "$0")/../carry/emitted}")
 cd "$(dirname "$0")/.." || exit 2
 out=$(realpath -m "${BUILD_OUT:-out}")
-race_out=$out-race
+race_out=$out-racecheck
 steps=${STEPS:-host build tests memcheck racecheck synccheck bench soak}
 mkdir -p "$results" || exit 2
 : >"$results/summary.txt"
@@ -59,8 +59,8 @@ step tests env PEGAINFER_REQUIRE_GPU=1 python3 -m pytest -m gpu -q --durations=1
 # shellcheck disable=SC2086
 step memcheck compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python3 tests/gpu/sanitize.py ${MEMCHECK_ARGS:-}
 
-# A race checker follows fewer kinds of synchronisation than a GPU has: kernels that use another kind name TILEPRESS_RACECHECK,
-# and a build with that macro uses one that it follows. The macro reaches nvcc through the launcher, and so the cache's key.
+# The race checker follows fewer kinds of synchronisation than a GPU has: kernels that use another kind name TILEPRESS_RACECHECK,
+# and a build with --racecheck uses one that it follows, at the same places.
 race_python=$TILEPRESS_PYTHON_DIR
 if [ -n "${RACE_PYTHON_DIR:-}" ]; then
   race_python=$(realpath -m "$RACE_PYTHON_DIR")
@@ -68,8 +68,7 @@ elif grep -rqs TILEPRESS_RACECHECK "$emitted"; then
   race_python=$race_out/python
   case " $steps " in *" racecheck "*) steps="$steps racebuild" ;; esac
 fi
-step racebuild env "CMAKE_CUDA_COMPILER_LAUNCHER=env NVCC_APPEND_FLAGS=-DTILEPRESS_RACECHECK" \
-  python3 -m codegen build --arch sm_90 --from "$emitted" --python --out "$race_out"
+step racebuild python3 -m codegen build --arch sm_90 --from "$emitted" --python --racecheck --out "$race_out"
 # shellcheck disable=SC2086
 step racecheck env TILEPRESS_PYTHON_DIR="$race_python" \
   compute-sanitizer --tool racecheck --error-exitcode 1 python3 tests/gpu/sanitize.py ${RACECHECK_ARGS:-own}

@@ -46,24 +46,6 @@ SLIDING_PREFILLS = {
     # A front released, rows that see nothing, a tile that begins and ends amid 64 positions.
     "ragged": (released(70, 333, SLIDING_WINDOW_LEFT), Request(0, 0), Request(3, 129), Request(10, 4)),
 }
-# Requests without rows or keys left out: the incumbent's tests cover those.
-INCUMBENT_PREFILLS = {
-    "global": (Request(65, 70), Request(3, 129), Request(1, 1)),
-    "sliding": (released(70, 333, SLIDING_WINDOW_LEFT), Request(3, 129), Request(1, 1)),
-}
-INCUMBENT_GROUPS = {"global": (4, 8), "sliding": SLIDING_GROUPS}
-INCUMBENT_TOLERANCE = 2 * OUT_TOLERANCE  # it rounds its partials to bf16, too
-PREP_SHAPES = {
-    "global split": preps.Shape("global", 4, 2),
-    "global split, k_eq_v": preps.Shape("global", 4, 2, k_eq_v=True),
-    "global folded": preps.Shape("global", 4, 2, page_format="folded", k_eq_v=True),
-    "sliding": preps.Shape("sliding", 4, 2),
-}
-PREP_PROMPTS = {
-    "prompt": [preps.Prompt(3), preps.Prompt(70, 60), preps.Prompt(1, 130, 128)],
-    "decode": [preps.Prompt(1), preps.Prompt(1, 63), preps.Prompt(1, 130, 128)],
-}
-EQUAL_BITS = 0.98  # share of the bits that are PyTorch's; the rest rounds the other way
 # With a window of 100: one key, a page and a bit, whole pages left behind, and a front released.
 SLIDING_DECODES = {"one token": (1,), "ragged": (300, 0, 64, 129)}
 
@@ -193,6 +175,26 @@ def sanitize_merge_states(library: ModuleType) -> list[bool]:
         right = error <= OUT_TOLERANCE and off <= LSE_TOLERANCE
         results.append(said(right, f"merge_states {sources} x {rows} x {heads} x {head_dim}", f"out {error:.1e} lse {off:.1e}"))
     return results
+
+
+# Requests without rows or keys left out: the incumbent's tests cover those.
+INCUMBENT_PREFILLS = {
+    "global": (Request(65, 70), Request(3, 129), Request(1, 1)),
+    "sliding": (released(70, 333, SLIDING_WINDOW_LEFT), Request(3, 129), Request(1, 1)),
+}
+INCUMBENT_GROUPS = {"global": (4, 8), "sliding": SLIDING_GROUPS}
+INCUMBENT_TOLERANCE = 2 * OUT_TOLERANCE  # it rounds its partials to bf16, too
+PREP_SHAPES = {
+    "global split": preps.Shape("global", 4, 2),
+    "global split, k_eq_v": preps.Shape("global", 4, 2, k_eq_v=True),
+    "global folded": preps.Shape("global", 4, 2, page_format="folded", k_eq_v=True),
+    "sliding": preps.Shape("sliding", 4, 2),
+}
+PREP_PROMPTS = {
+    "prompt": [preps.Prompt(3), preps.Prompt(70, 60), preps.Prompt(1, 130, 128)],
+    "decode": [preps.Prompt(1), preps.Prompt(1, 63), preps.Prompt(1, 130, 128)],
+}
+EQUAL_BITS = 0.98  # share of the bits that are PyTorch's; the rest rounds the other way
 
 
 def device_inputs(inputs: preps.Inputs) -> preps.Inputs:
