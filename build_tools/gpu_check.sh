@@ -5,7 +5,8 @@
 # Usage: build_tools/gpu_check.sh RESULTS [EMITTED]     from anywhere; EMITTED defaults to carry/emitted
 #   RESULTS          folder for every step's output, summary.txt, prefill.json, decode.json and sliding.json
 #   CARRIED          folders of carried Python packages, colon-separated, put in front of PYTHONPATH
-#   BUILD_OUT        where the build goes, default out
+#   BUILD_OUT        where the build goes, default out; beside it, in BUILD_OUT-racecheck, the one that the racecheck step makes:
+#                    its warpgroups talk through barriers that the tool follows, at the same places
 #   TILEPRESS_COMMIT what the bench records as the commit
 #   STEPS            which steps to run, default "host build tests memcheck racecheck prefill decode sliding": the last three are
 #                    the bench
@@ -56,7 +57,10 @@ step tests env PEGAINFER_REQUIRE_GPU=1 python3 -m pytest -m gpu -q --durations=1
 # shellcheck disable=SC2086
 step memcheck compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 python3 tests/gpu/sanitize.py ${MEMCHECK_ARGS:-}
 # shellcheck disable=SC2086
-step racecheck compute-sanitizer --tool racecheck --error-exitcode 1 python3 tests/gpu/sanitize.py ${RACECHECK_ARGS:-}
+step racecheck bash -c '
+  python3 -m codegen build --arch sm_90 --from "$1" --python --racecheck --out "$2" || exit
+  TILEPRESS_PYTHON_DIR="$2/python" compute-sanitizer --tool racecheck --error-exitcode 1 python3 tests/gpu/sanitize.py "${@:3}"' \
+  racecheck "$emitted" "$out-racecheck" ${RACECHECK_ARGS:-}
 # shellcheck disable=SC2086
 step prefill python3 -m bench prefill --out "$results/prefill.json" ${PREFILL_ARGS:-}
 # shellcheck disable=SC2086
