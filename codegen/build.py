@@ -30,7 +30,7 @@ WORK = ".build"
 class Options:
     """What `build` was asked for. families: none means all. source: an emitted tree, instead of lowering here.
 
-    without: parts to leave out.
+    without: parts to leave out. racecheck: kernels for a race checker, which are slower.
     """
 
     table: Path
@@ -44,6 +44,7 @@ class Options:
     python: bool = False
     lists: Path = symbols.DEFAULT_LISTS
     without: tuple[str, ...] = ()
+    racecheck: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,14 @@ def build(options: Options, progress: Progress) -> Report:
         )
         with _timed(seconds, "compile"), progress.steps("compile") as step:
             compiled = compiling.compile_tree(
-                generated, tools, options.out / WORK / "cmake", store, options.jobs, options.python, step.reach
+                generated,
+                tools,
+                options.out / WORK / "cmake",
+                store,
+                options.jobs,
+                options.python,
+                options.racecheck,
+                step.reach,
             )
         with _timed(seconds, "check and install"):
             resources = check_compiled(generated, compiled.logs)

@@ -101,6 +101,7 @@ def generating_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--from", "source", type=DIRECTORY, help="Build a tree that `emit` wrote; TileLang is not needed.")
 @click.option("--python", is_flag=True, help="Also build the Python module, into OUT/python.")
+@click.option("--racecheck", is_flag=True, help="Kernels for compute-sanitizer's racecheck: same protocol, slower barriers.")
 @click.option("--emit", "emitted", type=click.Choice(["cargo"]), help="Print what a build.rs prints, on stdout.")
 @click.option("--symbols", "lists", type=DIRECTORY, default=symbols.DEFAULT_LISTS, help="The committed symbol lists.")
 def build_command(
@@ -114,6 +115,7 @@ def build_command(
     stub: bool,
     source: Path | None,
     python: bool,
+    racecheck: bool,
     emitted: str | None,
     lists: Path,
 ) -> None:
@@ -124,7 +126,9 @@ def build_command(
     OUT/include/tilepress.h           OUT/lib/pkgconfig/            pkg-config tilepress
     OUT/rust/tilepress_sys.rs         OUT/share/tilepress/          manifest, symbols, depfile
     """
-    options = build.Options(table_path, arch, out, jobs, families, stub, source, not no_cache, python, lists, without)
+    options = build.Options(
+        table_path, arch, out, jobs, families, stub, source, not no_cache, python, lists, without, racecheck
+    )
     console = Console(stderr=True)
     _say_arch(console, table_path, arch, source)
     report = build.build(options, Progress(console))

@@ -70,11 +70,13 @@ def compile_tree(
     store: Store | None,
     jobs: int,
     python: bool,
+    racecheck: bool,
     progress: Callable[[int, int, str], None],
 ) -> Compiled:
     """Configures and builds `tree` in `build`, which is made afresh, so that no file time is ever trusted.
 
-    progress(done, total, what) follows ninja. Raises CompileError with the tail of the output.
+    racecheck: kernels for a race checker, see CMakeLists.txt. progress(done, total, what) follows ninja. Raises CompileError
+    with the tail of the output.
     """
     shutil.rmtree(build, ignore_errors=True)
     build.mkdir(parents=True)
@@ -107,6 +109,7 @@ def compile_tree(
         "-DCMAKE_CXX_FLAGS_RELEASE=",
         f"-DCMAKE_CXX_COMPILER_LAUNCHER={launch('CMAKE_CXX_COMPILER_LAUNCHER')}",
         f"-DTILEPRESS_PYTHON={'ON' if python else 'OFF'}",
+        f"-DTILEPRESS_RACECHECK={'ON' if racecheck else 'OFF'}",
     ]
     if tools.cuda:
         configure += [

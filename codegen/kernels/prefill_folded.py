@@ -10,7 +10,7 @@ Schedule of a pair of tiles (2i, 2i + 1), even and odd warpgroup side by side:
     odd:  S = Q K(2i + 1); take the maximum; P; take the other's P: O_right += P V_right(2i);    O_right += P V_right(2i + 1)
 
 A warpgroup's own P is a register operand; the other's comes through shared memory. While one computes exponentials, the other's
-products keep the tensor cores busy.
+products keep the tensor cores busy. Four warps load, one for each half of the even and of the odd tile: none waits for another.
 
 Shared memory, 230,400 bytes: Q 64 KB; the even and the odd tile 80 KB each; maxima and sums, four arrays of 64 floats.
 - The even tile's P goes into its R1, the odd tile's into its R0: the scores, the only reader, are done by then.
@@ -18,14 +18,14 @@ Shared memory, 230,400 bytes: Q 64 KB; the even and the odd tile 80 KB each; max
 
 Barriers in shared memory. Each is used once a pair; use i completes the phase of parity i & 1.
 - full[4] of a tile: 0 counts the bytes of R0 V1 V2, 1 of V3 V0, 2 of R1 V5 V6 V7, 3 of V4, and one arrival of the CTA's loader.
-  CTA 0's loader copies for both CTAs; each CTA counts on its own barrier. The tile's scorer waits for 0, 1 and 2 before it
+  CTA 0's loaders copy for both CTAs; each CTA counts on its own barrier. The tile's scorer waits for 0, 1 and 2 before it
   reads, and the odd warpgroup for both tiles' 3. Who reads what the other has waited for does so after an exchange.
 - left_empty and right_empty of a tile: released by the even and the odd warpgroup, whose product is the last reader of that
-  half, one arrival a warp at both CTAs' barriers: 8 in all. The loader waits for parity (i & 1) ^ 1 before it fills the half,
-  so that the first wait passes. A half is released as soon as its product is done, before the next wait.
+  half, one arrival a warp at both CTAs' barriers: 8 in all. The half's loader waits for parity (i & 1) ^ 1 before it fills the
+  half, so that the first wait passes. A half is released as soon as its product is done, before the next wait.
 - q_full: the bytes of Q and one arrival, once, only where there is a key tile to score.
-- exchange[6], what the warpgroups tell one another (prefill_pair), an arrival a thread. EVEN_MAX, EVEN_P and ODD_P are used
-  once a pair, parity i & 1; the totals once.
+
+Exchanges (prefill_pair): EVEN_MAX, EVEN_P and ODD_P once a pair, the totals once. 128 threads tell, the other 128 hear.
 
 What they order, in a pair: EVEN_MAX before the odd exponentials and before max_odd is written; EVEN_P before the odd
 warpgroup's first product; ODD_P before the even one's second, and before max_even is written again. The even R1 is loaded
@@ -70,11 +70,13 @@ from codegen.kernels.prefill_pair import (
     release,
     rescale,
     tell,
+    visible,
     write_lse,
     write_out,
 )
 
 CHUNK = 64  # columns
+HALF_TILE = ROTATED + HALF
 VALUES = 2 * ROTATED  # a row's first value column
 
 
@@ -90,41 +92,53 @@ def load_box(work, tile, start, column, columns, target, at, full, index):
 
 
 @T.macro
-def load_left(work, tile, start, rotated, values, full):
-    """R0 and V0 to V3, in the order in which they are read."""
-    load_box(work, tile, start, 0, ROTATED, rotated, 0, full, 0)
-    load_box(work, tile, start, VALUES + CHUNK, 2 * CHUNK, values, CHUNK, full, 0)
-    if work.tx == CONSUMERS:
+def load_left(work, leader, tile, start, left, full):
+    """R0, V1 to V3 and V0, in the order in which they are read."""
+    load_box(work, tile, start, 0, ROTATED, left, 0, full, 0)
+    load_box(work, tile, start, VALUES + CHUNK, 2 * CHUNK, left, CHUNK, full, 0)
+    if work.tx == leader:
         T.barrier_arrive(full[0])
-    load_box(work, tile, start, VALUES + 3 * CHUNK, CHUNK, values, 3 * CHUNK, full, 1)
-    load_box(work, tile, start, VALUES, CHUNK, values, 0, full, 1)
-    if work.tx == CONSUMERS:
+    load_box(work, tile, start, VALUES + 3 * CHUNK, CHUNK, left, 3 * CHUNK, full, 1)
+    load_box(work, tile, start, VALUES, CHUNK, left, 4 * CHUNK, full, 1)
+    if work.tx == leader:
         T.barrier_arrive(full[1])
 
 
 @T.macro
-def load_right(work, tile, start, rotated, values, full):
-    """R1 and V4 to V7."""
-    load_box(work, tile, start, ROTATED, ROTATED, rotated, 0, full, 2)
-    load_box(work, tile, start, VALUES + HALF + CHUNK, 3 * CHUNK, values, CHUNK, full, 2)
-    if work.tx == CONSUMERS:
+def load_right(work, leader, tile, start, right, full):
+    """R1, V5 to V7 and V4."""
+    load_box(work, tile, start, ROTATED, ROTATED, right, 0, full, 2)
+    load_box(work, tile, start, VALUES + HALF + CHUNK, 3 * CHUNK, right, CHUNK, full, 2)
+    if work.tx == leader:
         T.barrier_arrive(full[2])
-    load_box(work, tile, start, VALUES + HALF, CHUNK, values, 0, full, 3)
-    if work.tx == CONSUMERS:
+    load_box(work, tile, start, VALUES + HALF, CHUNK, right, 4 * CHUNK, full, 3)
+    if work.tx == leader:
         T.barrier_arrive(full[3])
 
 
 @T.macro
-def scores(s, q_s, left_rotated, left, right_rotated, right, full, parity):
+def feed(work, pairs, first, leader, report, load_half, half, full, read):
+    """The loader of one half of the even or the odd tiles: a warp, of which `leader` is the first thread."""
+    tile = T.alloc_var(INT32)
+    start = T.alloc_var(INT32)
+    page = T.alloc_var(INT32)
+    if pairs > 0:
+        page = page_of(work, first)
+    for i in T.serial(pairs):
+        locate(work, 2 * i + first, 2, page, report and work.tx == leader, tile, start)
+        T.barrier_wait(read[first], (i & 1) ^ 1)
+        load_half(work, leader, tile, start, half, full)
+
+
+@T.macro
+def scores(s, q_s, left, right, full, parity):
     """S = Q K^T, done: Q's columns [0, 64) and [256, 320) meet the rotated chunks."""
     T.barrier_wait(full[0], parity)
-    T.wgmma_gemm(q_s[:, 0:ROTATED], left_rotated, s, transpose_B=True, clear_accum=True)
-    T.wgmma_gemm(q_s[:, ROTATED : 3 * CHUNK], left[:, CHUNK : 3 * CHUNK], s, transpose_B=True)
+    T.wgmma_gemm(q_s[:, 0 : 3 * CHUNK], left[:, 0 : 3 * CHUNK], s, transpose_B=True, clear_accum=True)
     T.barrier_wait(full[1], parity)
     T.wgmma_gemm(q_s[:, 3 * CHUNK : HALF], left[:, 3 * CHUNK : HALF], s, transpose_B=True)
     T.barrier_wait(full[2], parity)
-    T.wgmma_gemm(q_s[:, HALF : HALF + ROTATED], right_rotated, s, transpose_B=True)
-    T.wgmma_gemm(q_s[:, HALF + ROTATED : HEAD_DIM], right[:, CHUNK:HALF], s, transpose_B=True)
+    T.wgmma_gemm(q_s[:, HALF:HEAD_DIM], right[:, 0:HALF], s, transpose_B=True)
     T.wait_wgmma(0)
 
 
@@ -132,14 +146,10 @@ def scores(s, q_s, left_rotated, left, right_rotated, right, full, parity):
 def cta(work: Any):
     """The warp roles. `work` is the same in both CTAs of a cluster but for the head."""
     q_s = T.alloc_shared([ROWS, HEAD_DIM], BF16)
-    even_r0 = T.alloc_shared([KEYS, ROTATED], BF16)
-    even_left = T.alloc_shared([KEYS, HALF], BF16)
-    even_r1 = T.alloc_shared([KEYS, ROTATED], BF16)
-    even_right = T.alloc_shared([KEYS, HALF], BF16)
-    odd_r0 = T.alloc_shared([KEYS, ROTATED], BF16)
-    odd_left = T.alloc_shared([KEYS, HALF], BF16)
-    odd_r1 = T.alloc_shared([KEYS, ROTATED], BF16)
-    odd_right = T.alloc_shared([KEYS, HALF], BF16)
+    even_left = T.alloc_shared([KEYS, HALF_TILE], BF16)
+    even_right = T.alloc_shared([KEYS, HALF_TILE], BF16)
+    odd_left = T.alloc_shared([KEYS, HALF_TILE], BF16)
+    odd_right = T.alloc_shared([KEYS, HALF_TILE], BF16)
     max_even = T.alloc_shared([ROWS], FP32)
     max_odd = T.alloc_shared([ROWS], FP32)
     total_even = T.alloc_shared([ROWS], FP32)
@@ -156,23 +166,17 @@ def cta(work: Any):
     if work.tx >= CONSUMERS:
         T.set_max_nreg(LOADER_REGISTERS, 0)
         if work.tx < CONSUMERS + WARP:
-            tile = T.alloc_var(INT32)
-            start = T.alloc_var(INT32)
             if pairs > 0:
                 T.tma_copy(work.q[work.row : work.row + ROWS, work.head, :], q_s, barrier=q_full, leader_scope_threads=WARP)
                 if work.tx == CONSUMERS:
                     T.barrier_arrive(q_full)
-            for i in T.serial(pairs):
-                locate(work, 2 * i, work.tx == CONSUMERS, tile, start)
-                T.barrier_wait(left_empty[0], (i & 1) ^ 1)
-                load_left(work, tile, start, even_r0, even_left, even_full)
-                T.barrier_wait(right_empty[0], (i & 1) ^ 1)
-                load_right(work, tile, start, even_r1, even_right, even_full)
-                locate(work, 2 * i + 1, work.tx == CONSUMERS, tile, start)
-                T.barrier_wait(left_empty[1], (i & 1) ^ 1)
-                load_left(work, tile, start, odd_r0, odd_left, odd_full)
-                T.barrier_wait(right_empty[1], (i & 1) ^ 1)
-                load_right(work, tile, start, odd_r1, odd_right, odd_full)
+            feed(work, pairs, 0, CONSUMERS, True, load_left, even_left, even_full, left_empty)
+        elif work.tx < CONSUMERS + 2 * WARP:
+            feed(work, pairs, 0, CONSUMERS + WARP, False, load_right, even_right, even_full, right_empty)
+        elif work.tx < CONSUMERS + 3 * WARP:
+            feed(work, pairs, 1, CONSUMERS + 2 * WARP, True, load_left, odd_left, odd_full, left_empty)
+        else:
+            feed(work, pairs, 1, CONSUMERS + 3 * WARP, False, load_right, odd_right, odd_full, right_empty)
     elif work.tx < WARPGROUP:
         T.set_max_nreg(CONSUMER_REGISTERS, 1)
         if work.rows > 0:
@@ -185,28 +189,32 @@ def cta(work: Any):
             total = T.alloc_fragment([ROWS], FP32)
             partial = T.alloc_fragment([ROWS], FP32)
             page = T.alloc_var(INT32)
+            shift = T.alloc_var(INT32)
+            limit = T.alloc_var(INT32)
             T.fill(o, 0)
             T.fill(total, 0)
             T.fill(m, MINUS_INF)
             if pairs > 0:
+                page = page_of(work, 0)
                 T.barrier_wait(q_full, 0)
             for i in T.serial(pairs):
-                page = page_of(work, 2 * i)
-                scores(s, q_s, even_r0, even_left, even_r1, even_right, even_full, i & 1)
+                visible(work, 2 * i, page, shift, limit)
+                scores(s, q_s, even_left, even_right, even_full, i & 1)
                 T.sync_threads(EVEN_SCORED, WARPGROUP)
-                hide(s, work, 2 * i, page)
+                hide(s, shift, limit)
                 T.reduce_max(s, m_even, dim=1, clear=True)
                 for a in T.Parallel(ROWS):
                     m_even[a] = T.max(m_even[a], m[a])
                 T.copy(m_even, max_even)
                 tell(exchange, EVEN_MAX)
-                exponentials(s, p, m_even, alpha, work.scale)
-                T.copy(p, even_r1)
+                exponentials(s, m_even, alpha, work.scale)
+                T.copy(s, p)
+                T.copy(p, even_right[:, 0:CHUNK])
                 T.fence_proxy_async()
                 tell(exchange, EVEN_P)
                 decay(alpha, m, m_even, work.scale)
-                rescale(o, alpha)
-                T.wgmma_gemm(p, even_left, o)
+                rescale(o, alpha, m, m_even)
+                T.wgmma_gemm(p, even_left[:, CHUNK:HALF_TILE], o)
                 T.reduce_sum(s, partial, dim=1)
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a] + partial[a]
@@ -217,12 +225,12 @@ def cta(work: Any):
                 decay(alpha, m_even, m, work.scale)
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a]
-                rescale(o, alpha)
-                T.wgmma_gemm(odd_r0, odd_left, o)
+                rescale(o, alpha, m_even, m)
+                T.wgmma_gemm(odd_left[:, 0:CHUNK], odd_left[:, CHUNK:HALF_TILE], o)
                 T.wait_wgmma(0)
                 release(left_empty, 1, work.tx)
             add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL)
-            write_out(o, total, partial, even_left, EVEN_OUT, 0, work)
+            write_out(o, total, partial, even_left, CHUNK, EVEN_OUT, 0, CHUNK, work)
             write_lse(m, total, work)
     else:
         T.set_max_nreg(CONSUMER_REGISTERS, 1)
@@ -237,31 +245,35 @@ def cta(work: Any):
             total = T.alloc_fragment([ROWS], FP32)
             partial = T.alloc_fragment([ROWS], FP32)
             page = T.alloc_var(INT32)
+            shift = T.alloc_var(INT32)
+            limit = T.alloc_var(INT32)
             T.fill(o, 0)
             T.fill(total, 0)
             T.fill(m, MINUS_INF)
             if pairs > 0:
+                page = page_of(work, 1)
                 T.barrier_wait(q_full, 0)
             for i in T.serial(pairs):
-                page = page_of(work, 2 * i + 1)
-                scores(s, q_s, odd_r0, odd_left, odd_r1, odd_right, odd_full, i & 1)
+                visible(work, 2 * i + 1, page, shift, limit)
+                scores(s, q_s, odd_left, odd_right, odd_full, i & 1)
                 T.sync_threads(ODD_SCORED, WARPGROUP)
-                hide(s, work, 2 * i + 1, page)
+                hide(s, shift, limit)
                 T.reduce_max(s, m_odd, dim=1, clear=True)
                 hear(exchange, EVEN_MAX, i & 1)
                 T.copy(max_even, m_even)
                 for a in T.Parallel(ROWS):
                     m_odd[a] = T.max(m_odd[a], m_even[a])
-                exponentials(s, p, m_odd, alpha, work.scale)
-                T.copy(p, odd_r0)
+                exponentials(s, m_odd, alpha, work.scale)
+                T.copy(s, p)
+                T.copy(p, odd_left[:, 0:CHUNK])
                 T.copy(m_odd, max_odd)
                 T.fence_proxy_async()
                 tell(exchange, ODD_P)
                 decay(alpha, m, m_even, work.scale)
-                rescale(o, alpha)
+                rescale(o, alpha, m, m_even)
                 T.barrier_wait(even_full[3], i & 1)
                 hear(exchange, EVEN_P, i & 1)
-                T.wgmma_gemm(even_r1, even_right, o)
+                T.wgmma_gemm(even_right[:, 0:CHUNK], even_right[:, CHUNK:HALF_TILE], o)
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a]
                 decay(alpha, m_even, m_odd, work.scale)
@@ -272,10 +284,10 @@ def cta(work: Any):
                 T.barrier_wait(odd_full[3], i & 1)
                 T.wait_wgmma(0)
                 release(right_empty, 0, work.tx)
-                rescale(o, alpha)
-                T.wgmma_gemm(p, odd_right, o)
+                rescale(o, alpha, m_even, m_odd)
+                T.wgmma_gemm(p, odd_right[:, CHUNK:HALF_TILE], o)
                 T.wait_wgmma(0)
                 release(right_empty, 1, work.tx)
             add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL)
-            write_out(o, total, partial, odd_right, ODD_OUT, HALF, work)
+            write_out(o, total, partial, odd_right, CHUNK, ODD_OUT, HALF, CHUNK, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

@@ -6,6 +6,11 @@ their order. Its sum is kept apart, over the even tiles by one and over the odd 
 
 An odd number of tiles is padded with one that lies past the pool's end, reads as zero and is masked whole: its P is zero and it
 moves no maximum.
+
+What one warpgroup tells the other (tell, hear) goes through named barriers. compute-sanitizer's racecheck does not follow an
+arrival at one, and would report every exchange. `codegen build --racecheck`, which defines TILEPRESS_RACECHECK, tells and hears
+at the same places through barriers in shared memory, which racecheck follows. They are there in every build, 48 bytes that are
+initialised and else left alone. They would cost 3 to 5% of the speed.
 """
 
 from dataclasses import dataclass
@@ -26,7 +31,7 @@ READERS = CLUSTER * WARPGROUP // WARP  # warps that release a buffer: one warpgr
 CONSUMER_REGISTERS, LOADER_REGISTERS = 240, 24
 MINUS_INF = -T.infinity(FP32)
 
-# What one warpgroup tells the other, each with a barrier in shared memory that its threads arrive at.
+# What one warpgroup tells the other. Each has a named barrier, and a barrier in shared memory for the race checker.
 (
     EVEN_MAX,  # even to odd: the maximum up to the even tile is written
     EVEN_P,  # even to odd: the even tile's P is written
@@ -37,13 +42,14 @@ MINUS_INF = -T.infinity(FP32)
 ) = range(6)
 EXCHANGES = 6
 
-# Named barriers, each with one use, of a warpgroup among itself.
+# Named barriers, each with one use: of a warpgroup among itself, then of the exchanges. 0 is the whole CTA's.
 (
     EVEN_SCORED,  # every warp has read the columns that P is about to take
     ODD_SCORED,
     EVEN_OUT,  # around the staging of its output
     ODD_OUT,
-) = range(1, 5)
+    FIRST_EXCHANGE,
+) = range(1, 6)
 
 # Compiled in front of TileLang's text.
 PRELUDE = r"""
@@ -63,6 +69,30 @@ TL_DEVICE void opaque_wgmma_descriptor(GmmaDescriptor &descriptor, T *start) {
 // TileLang's named barrier does not tell the compiler that it orders memory. What passes through shared memory relies on it.
 TL_DEVICE void ordered_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// One warpgroup tells the other of what it has written or read; the other waits for that. 256 threads take part in a named
+// barrier: 128 arrive, 128 wait. compute-sanitizer's racecheck follows no arrival at a named barrier, so a build for it uses
+// barriers in shared memory, which every thread of the teller arrives at, in the same places. Their operations do not tell the
+// compiler that they order memory; __syncwarp does.
+template <typename Barrier>
+TL_DEVICE void tell_other(Barrier &barrier, int id) {
+#ifdef TILEPRESS_RACECHECK
+  __syncwarp();
+  barrier.arrive();
+#else
+  asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
+#endif
+}
+
+template <typename Barrier>
+TL_DEVICE void hear_other(Barrier &barrier, int id, int parity) {
+#ifdef TILEPRESS_RACECHECK
+  barrier.wait(parity);
+  __syncwarp();
+#else
+  asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
+#endif
 }
 
 }  // namespace tl
@@ -115,10 +145,9 @@ def page_of(work, t):
 
 
 @T.macro
-def locate(work, t, report, tile: T.Ref, start: T.Ref):
-    """Where key tile t lies in the pool: its tile, and the row in it from which to copy; `report`: whether to tell a bad id."""
-    page = T.alloc_var(INT32)
-    page = page_of(work, t)
+def locate(work, t, step, page: T.Ref, report, tile: T.Ref, start: T.Ref):
+    """Where key tile t, of page id `page`, lies in the pool: its tile, and the row in it from which to copy. Leaves the page id
+    of tile t + step in `page`, an iteration before it is needed. report: whether to tell of a bad id."""
     start = T.if_then_else(t == work.pages - 1, work.last_len - KEYS, 0)  # noqa: F841 - the caller's, by reference
     tile = page * work.page_tiles + work.layer_tile
     if page < 0 or page >= work.num_pages:
@@ -127,6 +156,7 @@ def locate(work, t, report, tile: T.Ref, start: T.Ref):
             T.atomic_or(work.status[0], BAD_PAGE_ID)
     if t >= work.tiles:
         tile = work.pool_tiles  # noqa: F841
+    page = page_of(work, t + step)
 
 
 @T.macro
@@ -145,40 +175,42 @@ def release(empty, index, tx):
 
 @T.macro
 def tell(exchange, index):
-    """Tells the other warpgroup of what this thread has written or read. Each arrives for itself: a race checker sees that."""
-    T.sync_warp()  # an arrival does not tell the compiler that it orders memory; this does
-    T.barrier_arrive(exchange[index])
+    """Tells the other warpgroup of what this one has written or read."""
+    T.evaluate(T.call_extern("handle", "tl::tell_other", exchange[index], FIRST_EXCHANGE + index))
 
 
 @T.macro
 def hear(exchange, index, parity):
-    """Waits until the other warpgroup has told. Nothing that follows is read before: the wait alone does not say so."""
-    T.barrier_wait(exchange[index], parity)
-    T.sync_warp()
+    """Waits until the other warpgroup has told. The parity is for the race checker's barrier."""
+    T.evaluate(T.call_extern("handle", "tl::hear_other", exchange[index], FIRST_EXCHANGE + index, parity))
 
 
 @T.macro
-def hide(s, work, t, page):
-    """Turns what no row may see of key tile t's scores into -inf: row a sees the keys in columns [shift, limit + a]."""
-    shift = T.alloc_var(INT32)
-    limit = T.alloc_var(INT32)
+def visible(work, t, page: T.Ref, shift: T.Ref, limit: T.Ref):
+    """What of key tile t, of page id `page`, a row may see: row a sees the columns [shift, limit + a]. Leaves the page id of
+    tile t + 2 in `page`."""
     shift = T.if_then_else(t == work.pages - 1, KEYS - work.last_len, 0)
     limit = work.position - t * KEYS + shift
     if page < 0 or page >= work.num_pages or t >= work.tiles:
-        limit = -ROWS
+        limit = -ROWS  # noqa: F841
+    page = page_of(work, t + 2)
+
+
+@T.macro
+def hide(s, shift, limit):
+    """Turns the scores that no row may see into -inf."""
     if limit < KEYS - 1 or shift > 0:
         for a, b in T.Parallel(ROWS, KEYS):
             s[a, b] = T.if_then_else(T.And(b >= shift, b <= limit + a), s[a, b], MINUS_INF)
 
 
 @T.macro
-def exponentials(s, p, m, subtrahend, scale):
-    """P = exp2((S - m) * scale), in fp32 in place and in bf16. A row that has seen no key has m = -inf; its P is zero."""
+def exponentials(s, m, subtrahend, scale):
+    """P = exp2((S - m) * scale), in place. A row that has seen no key has m = -inf; its P is zero."""
     for a in T.Parallel(ROWS):
         subtrahend[a] = T.if_then_else(m[a] == MINUS_INF, 0.0, m[a] * scale)
     for a, b in T.Parallel(ROWS, KEYS):
         s[a, b] = T.exp2(s[a, b] * scale - subtrahend[a])
-    T.copy(s, p)
 
 
 @T.macro
@@ -189,12 +221,12 @@ def decay(alpha, before, after, scale):
 
 
 @T.macro
-def rescale(o, alpha):
-    """o *= alpha, left out where that is a multiplication by 1 for the whole warp, which changes no bit."""
+def rescale(o, alpha, before, after):
+    """o *= alpha, left out where no maximum of the warp moved: alpha is 1 then, which changes no bit."""
     moved = T.alloc_var(INT32)
     moved = 0
     for a in T.Parallel(ROWS):
-        if alpha[a] != 1.0:
+        if before[a] != after[a]:
             moved = 1
     if T.any_sync(moved) != 0:
         for a, b in T.Parallel(ROWS, HALF):
@@ -213,18 +245,19 @@ def add_other_total(total, other, mine_s, other_s, exchange, mine_written, other
 
 
 @T.macro
-def write_out(o, total, weight, stage, stage_barrier, column, work):
-    """O / total into out's columns from `column` on, through `stage`, so that global stores are whole 16-byte rows."""
+def write_out(o, total, weight, stage, first, stage_barrier, column, turn, work):
+    """O / total into out's columns from `column` on, through `stage` from `first` on, so that global stores are whole 16-byte
+    rows. Column b of O is the output's (b + turn) % HALF."""
     for a in T.Parallel(ROWS):
         weight[a] = T.if_then_else(total[a] == 0, 0.0, 1.0 / total[a])  # a NaN in Q stays a NaN
     for a, b in T.Parallel(ROWS, HALF):
         o[a, b] *= weight[a]
     T.sync_threads(stage_barrier, WARPGROUP)  # every warp's products have read `stage`
-    T.copy(o, stage)
+    T.copy(o, stage[:, first : first + HALF])
     T.sync_threads(stage_barrier, WARPGROUP)
     for a, b in T.Parallel(ROWS, HALF):
         if a < work.rows:
-            work.out[work.row + a, work.head, column + b] = stage[a, b]
+            work.out[work.row + a, work.head, column + (b + turn) % HALF] = stage[a, first + b]
 
 
 @T.macro

@@ -6,7 +6,7 @@ Schedule of a pair of tiles (2i, 2i + 1), even and odd warpgroup side by side:
     odd:  S = Q K(2i + 1); take the maximum; P; take the other's P: O_right += P V_right(2i);    O_right += P V_right(2i + 1)
 
 A warpgroup's own P is a register operand; the other's comes through shared memory. While one computes exponentials, the other's
-products keep the tensor cores busy. One warp loads Q and K, another V.
+products keep the tensor cores busy. Three warps load: one Q and K, one the left half of V's columns, one the right half.
 
 Shared memory, 214,016 bytes: Q 64 KB; K 64 KB, one tile at a time; V in two halves of 32 KB, one tile at a time; P of the even
 and of the odd tile 8 KB each; maxima and sums, four arrays of 64 floats. The output is staged in V's halves, each of which only
@@ -19,12 +19,13 @@ Barriers in shared memory:
 - key_empty[2]: released by the even and the odd warpgroup as soon as its scores are done, one arrival a warp at both CTAs'
   barriers: 8 in all. An even tile's load waits for the odd one before it, parity (i & 1) ^ 1, so that the first wait passes; an
   odd tile's load for the even one of its pair, parity i & 1.
-- v_full[2]: the bytes of V's left and right half, and one arrival of the CTA's V loader. Tile t completes the phase of parity
+- v_full[2]: the bytes of V's left and right half, and one arrival of the half's loader. Tile t completes the phase of parity
   t & 1. The even warpgroup waits for the left half, the odd one for the right half, for every tile.
 - v_empty[2]: released by the warpgroup that reads the half, as above. The loader waits for parity (t & 1) ^ 1.
 - q_full: the bytes of Q and one arrival, once, only where there is a key tile to score.
-- exchange[6], what the warpgroups tell one another (prefill_pair), an arrival a thread. EVEN_MAX, EVEN_P and ODD_P are used
-  once a pair, parity i & 1; EVEN_P_READ from the second pair on, parity (i & 1) ^ 1; the totals once.
+
+Exchanges (prefill_pair): EVEN_MAX, EVEN_P and ODD_P once a pair, EVEN_P_READ from the second pair on, the totals once. 128
+threads tell, the other 128 hear.
 
 What they order, in a pair: EVEN_MAX before the odd exponentials, and before max_odd and the odd P are written: the even
 warpgroup has then done its second product of the pair before. EVEN_P before the odd warpgroup's first product; EVEN_P_READ,
@@ -68,12 +69,30 @@ from codegen.kernels.prefill_pair import (
     release,
     rescale,
     tell,
+    visible,
     write_lse,
     write_out,
 )
 
 CHUNKS = 4  # of K, each with a full barrier
 CHUNK = HEAD_DIM // CHUNKS  # columns
+
+
+@T.macro
+def feed_key(work, pairs, key, even_full, odd_full, empty):
+    """The loader of K."""
+    tile = T.alloc_var(INT32)
+    start = T.alloc_var(INT32)
+    page = T.alloc_var(INT32)
+    if pairs > 0:
+        page = page_of(work, 0)
+    for i in T.serial(pairs):
+        locate(work, 2 * i, 1, page, work.tx == CONSUMERS, tile, start)
+        T.barrier_wait(empty[1], (i & 1) ^ 1)
+        load_key(work, tile, start, key, even_full)
+        locate(work, 2 * i + 1, 1, page, work.tx == CONSUMERS, tile, start)
+        T.barrier_wait(empty[0], i & 1)
+        load_key(work, tile, start, key, odd_full)
 
 
 @T.macro
@@ -88,6 +107,28 @@ def load_key(work, tile, start, key, full):
         )
         if work.tx == CONSUMERS:
             T.barrier_arrive(full[j])
+
+
+@T.macro
+def feed_value(work, pairs, half, leader, values, full, empty):
+    """The loader of a half of V's columns: a warp, of which `leader` is the first thread. A page holds the layer's K rows, then
+    its V rows: V is the next tile of 64 rows."""
+    tile = T.alloc_var(INT32)
+    start = T.alloc_var(INT32)
+    page = T.alloc_var(INT32)
+    if pairs > 0:
+        page = page_of(work, 0)
+    for t in T.serial(2 * pairs):
+        locate(work, t, 1, page, False, tile, start)
+        T.barrier_wait(empty[half], (t & 1) ^ 1)
+        load(
+            work.pool[tile + 1, start : start + KEYS, work.kv_head, half * HALF : (half + 1) * HALF],
+            values,
+            full,
+            half,
+        )
+        if work.tx == leader:
+            T.barrier_arrive(full[half])
 
 
 @T.macro
@@ -127,33 +168,15 @@ def cta(work: Any):
     if work.tx >= CONSUMERS:
         T.set_max_nreg(LOADER_REGISTERS, 0)
         if work.tx < CONSUMERS + WARP:
-            tile = T.alloc_var(INT32)
-            start = T.alloc_var(INT32)
             if pairs > 0:
                 T.tma_copy(work.q[work.row : work.row + ROWS, work.head, :], q_s, barrier=q_full, leader_scope_threads=WARP)
                 if work.tx == CONSUMERS:
                     T.barrier_arrive(q_full)
-            for i in T.serial(pairs):
-                locate(work, 2 * i, work.tx == CONSUMERS, tile, start)
-                T.barrier_wait(key_empty[1], (i & 1) ^ 1)
-                load_key(work, tile, start, key, even_full)
-                locate(work, 2 * i + 1, work.tx == CONSUMERS, tile, start)
-                T.barrier_wait(key_empty[0], i & 1)
-                load_key(work, tile, start, key, odd_full)
+            feed_key(work, pairs, key, even_full, odd_full, key_empty)
         elif work.tx < CONSUMERS + 2 * WARP:
-            tile = T.alloc_var(INT32)
-            start = T.alloc_var(INT32)
-            for t in T.serial(2 * pairs):
-                # A page holds the layer's K rows, then its V rows: V is the next tile of 64 rows.
-                locate(work, t, False, tile, start)
-                T.barrier_wait(v_empty[0], (t & 1) ^ 1)
-                load(work.pool[tile + 1, start : start + KEYS, work.kv_head, 0:HALF], left, v_full, 0)
-                if work.tx == CONSUMERS + WARP:
-                    T.barrier_arrive(v_full[0])
-                T.barrier_wait(v_empty[1], (t & 1) ^ 1)
-                load(work.pool[tile + 1, start : start + KEYS, work.kv_head, HALF:HEAD_DIM], right, v_full, 1)
-                if work.tx == CONSUMERS + WARP:
-                    T.barrier_arrive(v_full[1])
+            feed_value(work, pairs, 0, CONSUMERS + WARP, left, v_full, v_empty)
+        elif work.tx < CONSUMERS + 3 * WARP:
+            feed_value(work, pairs, 1, CONSUMERS + 2 * WARP, right, v_full, v_empty)
     elif work.tx < WARPGROUP:
         T.set_max_nreg(CONSUMER_REGISTERS, 1)
         if work.rows > 0:
@@ -166,29 +189,33 @@ def cta(work: Any):
             total = T.alloc_fragment([ROWS], FP32)
             partial = T.alloc_fragment([ROWS], FP32)
             page = T.alloc_var(INT32)
+            shift = T.alloc_var(INT32)
+            limit = T.alloc_var(INT32)
             T.fill(o, 0)
             T.fill(total, 0)
             T.fill(m, MINUS_INF)
             if pairs > 0:
+                page = page_of(work, 0)
                 T.barrier_wait(q_full, 0)
             for i in T.serial(pairs):
-                page = page_of(work, 2 * i)
+                visible(work, 2 * i, page, shift, limit)
                 scores(s, q_s, key, even_full, i & 1)
                 release(key_empty, 0, work.tx)
                 if i > 0:
                     hear(exchange, EVEN_P_READ, (i & 1) ^ 1)
-                hide(s, work, 2 * i, page)
+                hide(s, shift, limit)
                 T.reduce_max(s, m_even, dim=1, clear=True)
                 for a in T.Parallel(ROWS):
                     m_even[a] = T.max(m_even[a], m[a])
                 T.copy(m_even, max_even)
                 tell(exchange, EVEN_MAX)
-                exponentials(s, p, m_even, alpha, work.scale)
+                exponentials(s, m_even, alpha, work.scale)
+                T.copy(s, p)
                 T.copy(p, p_even)
                 T.fence_proxy_async()
                 tell(exchange, EVEN_P)
                 decay(alpha, m, m_even, work.scale)
-                rescale(o, alpha)
+                rescale(o, alpha, m, m_even)
                 T.barrier_wait(v_full[0], 0)
                 T.wgmma_gemm(p, left, o)
                 T.reduce_sum(s, partial, dim=1)
@@ -201,13 +228,13 @@ def cta(work: Any):
                 decay(alpha, m_even, m, work.scale)
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a]
-                rescale(o, alpha)
+                rescale(o, alpha, m_even, m)
                 T.barrier_wait(v_full[0], 1)
                 T.wgmma_gemm(p_odd, left, o)
                 T.wait_wgmma(0)
                 release(v_empty, 0, work.tx)
             add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL)
-            write_out(o, total, partial, left, EVEN_OUT, 0, work)
+            write_out(o, total, partial, left, 0, EVEN_OUT, 0, 0, work)
             write_lse(m, total, work)
     else:
         T.set_max_nreg(CONSUMER_REGISTERS, 1)
@@ -222,28 +249,32 @@ def cta(work: Any):
             total = T.alloc_fragment([ROWS], FP32)
             partial = T.alloc_fragment([ROWS], FP32)
             page = T.alloc_var(INT32)
+            shift = T.alloc_var(INT32)
+            limit = T.alloc_var(INT32)
             T.fill(o, 0)
             T.fill(total, 0)
             T.fill(m, MINUS_INF)
             if pairs > 0:
+                page = page_of(work, 1)
                 T.barrier_wait(q_full, 0)
             for i in T.serial(pairs):
-                page = page_of(work, 2 * i + 1)
+                visible(work, 2 * i + 1, page, shift, limit)
                 scores(s, q_s, key, odd_full, i & 1)
                 release(key_empty, 1, work.tx)
-                hide(s, work, 2 * i + 1, page)
+                hide(s, shift, limit)
                 T.reduce_max(s, m_odd, dim=1, clear=True)
                 hear(exchange, EVEN_MAX, i & 1)
                 T.copy(max_even, m_even)
                 for a in T.Parallel(ROWS):
                     m_odd[a] = T.max(m_odd[a], m_even[a])
-                exponentials(s, p, m_odd, alpha, work.scale)
+                exponentials(s, m_odd, alpha, work.scale)
+                T.copy(s, p)
                 T.copy(p, p_odd)
                 T.copy(m_odd, max_odd)
                 T.fence_proxy_async()
                 tell(exchange, ODD_P)
                 decay(alpha, m, m_even, work.scale)
-                rescale(o, alpha)
+                rescale(o, alpha, m, m_even)
                 T.barrier_wait(v_full[1], 0)
                 hear(exchange, EVEN_P, i & 1)
                 T.wgmma_gemm(p_even, right, o)
@@ -258,11 +289,11 @@ def cta(work: Any):
                 release(v_empty, 1, work.tx)
                 if i + 1 < pairs:
                     tell(exchange, EVEN_P_READ)
-                rescale(o, alpha)
+                rescale(o, alpha, m_even, m_odd)
                 T.barrier_wait(v_full[1], 1)
                 T.wgmma_gemm(p, right, o)
                 T.wait_wgmma(0)
                 release(v_empty, 1, work.tx)
             add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL)
-            write_out(o, total, partial, right, ODD_OUT, HALF, work)
+            write_out(o, total, partial, right, 0, ODD_OUT, HALF, 0, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers
