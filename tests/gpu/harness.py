@@ -177,8 +177,8 @@ def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
         batch.num_pages,
         shape.rows_per_page // TILE,
         shape.layer_row // TILE,
-        query_tiles(batch, host_indptr),
-        *([int(batch.kv_origin is not None)] if shape.sliding else []),
+        slots := query_tiles(batch, host_indptr),
+        *([min(132, slots * (shape.q_heads // 2)), int(batch.kv_origin is not None)] if shape.sliding else []),
         1,  # want_lse
         1,  # want_status
     )
