@@ -1,11 +1,16 @@
 """Windowed causal grouped-query prefill over a paged KV pool, split rows.
 
-Work: an item is 64 query positions of a request and two query heads of a group. The grid is persistent: CTA c of n takes items
-c, 2n - 1 - c, 2n + c, 4n - 1 - c and so on, to and fro, so that the CTAs that got the longer items of one round get the shorter
-ones of the next. Items are numbered heads first, then the query tiles of a request from its last to its first, which is longest
-first, then the requests. Query tiles sit on multiples of 64 of the request's positions, so a full window is always the same
-number of key tiles, and a row's bits depend neither on the batch nor on where a prompt was cut into chunks, if it was cut at
-pages (a last page that is not full lies in other columns of its tile).
+Work: an item is 64 query positions of a request and two query heads of a group. Query tiles sit on multiples of 64 of the
+request's positions, so a full window is always the same number of key tiles, and a row's bits depend neither on the batch nor
+on where a prompt was cut into chunks, if it was cut at pages (a last page that is not full lies in other columns of its tile).
+
+Order: request by request; of a request eight pairs of heads at a time; of these the query tiles with a full window from first
+to last, then the shorter ones before them from the longest to the shortest. What runs at the same time so sees the same keys,
+and its next items' keys are mostly those just read: they stay in the L2 cache.
+
+Balance: the grid is persistent. Items are dealt in this order, each to the CTA that has got the fewest key tiles so far. Every
+CTA goes through all of it for itself and keeps its own: nothing is exchanged, nothing has to be reset. Dealt are four items at
+once, neighbouring heads of one query tile, to teams of four CTAs, or two or one where four does not divide heads and CTAs.
 
 Keys: one key tile is one page. Row at position p sees the keys p - window_left to p. A tile visits the pages from the one that
 holds its first row's oldest visible key to the one that holds its last row, or one tile that is masked whole where there is
@@ -17,15 +22,16 @@ the next item's first, then O += P V(t), and while that product runs it turns th
 have the other warpgroup's products and this one's own under every softmax, also under that of the next item's first tile.
 
 Warp roles, 384 threads: warpgroups 0 and 1 (232 registers) compute one head each, all 256 columns, P staying in registers. Of
-warpgroup 2 (40 registers) one warp loads keys and values for both, and one plans: it finds the request of each item, looking at
-32 requests at a time, one a lane, writes down what the others need of it, and loads Q.
+warpgroup 2 (40 registers) one warp loads keys and values for both, and one plans: it deals out the items, writes down what the
+others need to know of the CTA's own, and loads Q.
 
 Shared memory: a ring of four tiles of [64, 256], 128 KB, in the order K(t + 1), V(t); three buffers of Q, 96 KB, head w of the
-CTA's n-th item in buffer (2 n + w) % 3; the facts of four items. O leaves from registers, a lane 16 bytes at a time.
+CTA's n-th item in buffer (2 n + w) % 3; the facts of four items; a request, for the planning warp alone. O leaves from
+registers, a lane 16 bytes at a time.
 
 Barriers, of which use n waits for full parity n & 1 and empty parity (n & 1) ^ 1, so that the first empty wait passes:
 - full[stage] and q_full[buffer]: the bytes of the copy and one arrival of the loading warp.
-- empty[stage]: one arrival of each consumer warp that has read. q_empty[buffer]: of the warps of the one warpgroup that reads it.
+- empty[stage]: one arrival of each consumer warp that has read. q_empty[buffer]: of the warps of the one that reads it.
 - facts_full[slot]: an arrival of each lane of the planning warp. facts_empty[slot]: of each thread of both consumers and of
   the loading warp.
 
@@ -54,6 +60,7 @@ HEADS = 2  # of an item, one a warpgroup
 CONSUMERS = HEADS * WARPGROUP  # threads
 STAGES = 4
 Q_BUFFERS = 3
+PAIRS_AT_ONCE = 8  # of heads, so that 132 CTAs hold as many query tiles as a window of 1,024 has key tiles
 CONSUMER_REGISTERS, LOADER_REGISTERS = 232, 40
 MAX_ORIGIN = 1 << 29  # leaves sums of positions within 32 bits
 SLACK = 8.0  # powers of two by which a row's maximum may be outgrown before its sums are rescaled
@@ -72,6 +79,9 @@ PRELUDE = r"""
 #include <tl_templates/cuda/common.h>
 
 namespace tl {
+
+// The lowest of a warp's values.
+TL_DEVICE int lowest(int value) { return __reduce_min_sync(0xffffffff, value); }
 
 // Word b of lane q of a quad becomes word q of lane b.
 TL_DEVICE void transpose_quad(uint32_t (&words)[4], int q) {
@@ -154,6 +164,7 @@ class Work:
     q_s: Any
     ring: Any
     facts: Any
+    request: Any
     full: Any
     empty: Any
     q_full: Any
@@ -179,115 +190,102 @@ def forget(work, item):
     T.barrier_arrive(work.facts_empty[item % SLOTS])
 
 
-# A request, in an int32 array of the lane that has it: its rows, its pages, the tokens of its last page, the position of its
-# first page and of its first row (below 0: that sees no key), its query tiles, and those up to it from the first lane's on.
-Q_FROM, Q_TO, PAGE_FROM, PAGES, LAST_LEN, ORIGIN, OFFSET, Q_TILES, Q_TILES_TO = range(9)
-REQUEST_WORDS = 9
-# The requests that the lanes have: the first lane's, and the query tiles of all before it.
-BASE, TILES_BEFORE = range(2)
-CHUNK_WORDS = 2
+# A request: its rows, its pages, the tokens of its last page, the position of its first page and of its first row (below 0:
+# that sees no key), and its query tiles.
+Q_FROM, Q_TO, PAGE_FROM, PAGES, LAST_LEN, ORIGIN, OFFSET, Q_TILES = range(8)
+REQUEST_WORDS = 8
 
 
 @T.macro
-def read_requests(work, mine, base, lane):
-    """Each lane its request, the lane-th from `base` on. Index arrays are the caller's: whatever they hold is clamped."""
-    r = T.alloc_var(INT32)
+def read_request(work, request, r):
+    """Index arrays are the caller's: whatever they hold is clamped."""
     page_to = T.alloc_var(INT32)
     clamped = T.alloc_var(INT32)
-    before = T.alloc_var(INT32)
-    r = base + lane
-    mine[Q_TILES] = 0
-    if r < work.batch:
-        mine[Q_FROM] = T.max(T.min(work.q_indptr[r], work.q_rows), 0)
-        mine[Q_TO] = T.max(T.min(work.q_indptr[r + 1], work.q_rows), mine[Q_FROM])
-        mine[PAGE_FROM] = T.max(T.min(work.page_indptr[r], work.num_page_ids), 0)
-        page_to = T.max(T.min(work.page_indptr[r + 1], work.num_page_ids), mine[PAGE_FROM])
-        mine[PAGES] = page_to - mine[PAGE_FROM]
-        mine[LAST_LEN] = T.max(T.min(work.last_page_len[r], work.page_size), 1)
-        clamped = 0
-        if mine[Q_FROM] != work.q_indptr[r] or mine[Q_TO] != work.q_indptr[r + 1]:
+    request[Q_FROM] = T.max(T.min(work.q_indptr[r], work.q_rows), 0)
+    request[Q_TO] = T.max(T.min(work.q_indptr[r + 1], work.q_rows), request[Q_FROM])
+    request[PAGE_FROM] = T.max(T.min(work.page_indptr[r], work.num_page_ids), 0)
+    page_to = T.max(T.min(work.page_indptr[r + 1], work.num_page_ids), request[PAGE_FROM])
+    request[PAGES] = page_to - request[PAGE_FROM]
+    request[LAST_LEN] = T.max(T.min(work.last_page_len[r], work.page_size), 1)
+    clamped = 0
+    if request[Q_FROM] != work.q_indptr[r] or request[Q_TO] != work.q_indptr[r + 1]:
+        clamped = 1
+    if request[PAGE_FROM] != work.page_indptr[r] or page_to != work.page_indptr[r + 1]:
+        clamped = 1
+    if request[PAGES] > 0 and request[LAST_LEN] != work.last_page_len[r]:
+        clamped = 1
+    request[ORIGIN] = 0
+    if work.has_origin != 0:
+        request[ORIGIN] = work.kv_origin[r]
+        if request[ORIGIN] < 0 or request[ORIGIN] % work.page_size != 0 or request[ORIGIN] > MAX_ORIGIN:
             clamped = 1
-        if mine[PAGE_FROM] != work.page_indptr[r] or page_to != work.page_indptr[r + 1]:
-            clamped = 1
-        if mine[PAGES] > 0 and mine[LAST_LEN] != work.last_page_len[r]:
-            clamped = 1
-        mine[ORIGIN] = 0
-        if work.has_origin != 0:
-            mine[ORIGIN] = work.kv_origin[r]
-            if mine[ORIGIN] < 0 or mine[ORIGIN] % work.page_size != 0 or mine[ORIGIN] > MAX_ORIGIN:
-                clamped = 1
-                mine[ORIGIN] = T.max(T.min(mine[ORIGIN], MAX_ORIGIN), 0) // work.page_size * work.page_size
-        if clamped != 0 and work.want_status != 0:
-            T.atomic_or(work.status[0], BAD_INDEX)
-        mine[OFFSET] = mine[ORIGIN] - (mine[Q_TO] - mine[Q_FROM])
-        if mine[PAGES] > 0:
-            mine[OFFSET] = mine[OFFSET] + (mine[PAGES] - 1) * work.page_size + mine[LAST_LEN]
-        if mine[Q_TO] > mine[Q_FROM]:
-            mine[Q_TILES] = (mine[OFFSET] + mine[Q_TO] - mine[Q_FROM] - 1) // ROWS - mine[OFFSET] // ROWS + 1
-    mine[Q_TILES_TO] = mine[Q_TILES]
-    for step in T.unroll(5):
-        before = T.shfl_up(mine[Q_TILES_TO], 1 << step)
-        if lane >= 1 << step:
-            mine[Q_TILES_TO] = mine[Q_TILES_TO] + before
+            request[ORIGIN] = T.max(T.min(request[ORIGIN], MAX_ORIGIN), 0) // work.page_size * work.page_size
+    if clamped != 0 and work.want_status != 0 and work.tx % WARP == 0:
+        T.atomic_or(work.status[0], BAD_INDEX)
+    request[OFFSET] = request[ORIGIN] - (request[Q_TO] - request[Q_FROM])
+    if request[PAGES] > 0:
+        request[OFFSET] = request[OFFSET] + (request[PAGES] - 1) * work.page_size + request[LAST_LEN]
+    request[Q_TILES] = 0
+    if request[Q_TO] > request[Q_FROM]:
+        request[Q_TILES] = (request[OFFSET] + request[Q_TO] - request[Q_FROM] - 1) // ROWS - request[OFFSET] // ROWS + 1
 
 
 @T.macro
-def write_facts(work, mine, slot, tile, pair):
-    """The facts of query tile `tile` of this lane's request, and of a pair of heads."""
+def find_pages(work, request, tile, first: T.Ref, pages: T.Ref, cut: T.Ref):
+    """The pages that a request's query tile visits: the first, counted in the request's list, and how many; 0 or less where it
+    sees no key. cut: whether it would see keys before the list."""
+    begin = T.alloc_var(INT32)  # positions of the tile's rows
+    end = T.alloc_var(INT32)
+    oldest = T.alloc_var(INT32)  # position of the oldest key any of them sees
+    begin = (request[OFFSET] // ROWS + tile) * ROWS
+    end = T.min(begin + ROWS, request[OFFSET] + request[Q_TO] - request[Q_FROM])
+    oldest = T.max(T.max(begin, request[OFFSET]) - work.window_left, 0)
+    cut = 0
+    if oldest < request[ORIGIN]:
+        oldest = request[ORIGIN]
+        if end > 0:
+            cut = 1  # noqa: F841 - by reference
+    first = (oldest - request[ORIGIN]) // work.page_size
+    pages = T.min((end - 1 - request[ORIGIN]) // work.page_size + 1, request[PAGES]) - first  # noqa: F841
+
+
+@T.macro
+def announce(work, tile, head, item, lane):
+    """Writes down the facts of the CTA's item-th item: a query tile of the request at hand, and the first of its heads."""
     place = T.alloc_var(INT32)  # the tile's first position, a multiple of 64
-    row = T.alloc_var(INT32)  # the row that position `place` would have
-    low = T.alloc_var(INT32)
-    high = T.alloc_var(INT32)
-    oldest = T.alloc_var(INT32)  # position of the oldest key any row of the tile sees
-    first = T.alloc_var(INT32)  # the first page visited, counted in the request's list
-    tiles = T.alloc_var(INT32)
-    place = (mine[OFFSET] // ROWS + tile) * ROWS
-    row = mine[Q_FROM] + place - mine[OFFSET]
-    low = T.max(mine[Q_FROM] - row, 0)
-    high = T.min(mine[Q_TO] - row, ROWS)
-    oldest = T.max(place + low - work.window_left, 0)
-    first = (oldest - mine[ORIGIN]) // work.page_size
-    if oldest < mine[ORIGIN]:
-        first = 0
-        if place + high > 0 and work.want_status != 0:
+    row = T.alloc_var(INT32)
+    first = T.alloc_var(INT32)
+    pages = T.alloc_var(INT32)
+    cut = T.alloc_var(INT32)
+    slot = item % SLOTS
+    T.barrier_wait(work.facts_empty[slot], (item // SLOTS & 1) ^ 1)
+    T.sync_warp()
+    if lane == 0:
+        find_pages(work, work.request, tile, first, pages, cut)
+        if cut != 0 and work.want_status != 0:
             T.atomic_or(work.status[0], BAD_WINDOW)
-    tiles = T.min((place + high - 1 - mine[ORIGIN]) // work.page_size + 1, mine[PAGES]) - first
-    work.facts[slot, TILES] = T.max(tiles, 1)
-    work.facts[slot, FIRST_PAGE] = T.if_then_else(tiles > 0, mine[PAGE_FROM] + first, -1)
-    work.facts[slot, LAST_TILE] = mine[PAGES] - 1 - first
-    work.facts[slot, LAST_SHIFT] = work.page_size - mine[LAST_LEN]
-    work.facts[slot, REACH] = place - mine[ORIGIN] - first * work.page_size
-    work.facts[slot, ROW] = row
-    work.facts[slot, LOW] = low
-    work.facts[slot, HIGH] = high
-    work.facts[slot, HEAD] = pair * HEADS
+        place = (work.request[OFFSET] // ROWS + tile) * ROWS
+        row = work.request[Q_FROM] + place - work.request[OFFSET]
+        work.facts[slot, TILES] = T.max(pages, 1)
+        work.facts[slot, FIRST_PAGE] = T.if_then_else(pages > 0, work.request[PAGE_FROM] + first, -1)
+        work.facts[slot, LAST_TILE] = work.request[PAGES] - 1 - first
+        work.facts[slot, LAST_SHIFT] = work.page_size - work.request[LAST_LEN]
+        work.facts[slot, REACH] = place - work.request[ORIGIN] - first * work.page_size
+        work.facts[slot, ROW] = row
+        work.facts[slot, LOW] = T.max(work.request[Q_FROM] - row, 0)
+        work.facts[slot, HIGH] = T.min(work.request[Q_TO] - row, ROWS)
+        work.facts[slot, HEAD] = head
+    T.sync_warp()
+    T.barrier_arrive(work.facts_full[slot])
 
 
 @T.macro
-def announce(work, mine, chunk, item, lane, more: T.Ref):
-    """Writes down the facts of the CTA's item-th item. more: whether there is one."""
-    index = T.alloc_var(INT32)
-    tile = T.alloc_var(INT32)
-    known = T.alloc_var(INT32)  # query tiles up to the last lane's request
-    index = item * work.ctas + T.if_then_else(item % 2 == 0, work.cta, work.ctas - 1 - work.cta)
-    tile = index // work.pairs
-    known = chunk[TILES_BEFORE] + T.shfl_sync(mine[Q_TILES_TO], WARP - 1)
-    while tile >= known and known < work.q_tiles and chunk[BASE] + WARP < work.batch:
-        chunk[TILES_BEFORE] = known
-        chunk[BASE] = chunk[BASE] + WARP
-        read_requests(work, mine, chunk[BASE], lane)
-        known = known + T.shfl_sync(mine[Q_TILES_TO], WARP - 1)
-    more = 0
-    if tile < known and tile < work.q_tiles:
-        more = 1
+def announce_end(work, item, lane):
+    """The CTA has no item-th item."""
     T.barrier_wait(work.facts_empty[item % SLOTS], (item // SLOTS & 1) ^ 1)
     T.sync_warp()
-    tile = tile - chunk[TILES_BEFORE]
-    if more == 0:
-        if lane == 0:
-            work.facts[item % SLOTS, TILES] = 0
-    elif tile < mine[Q_TILES_TO] and tile >= mine[Q_TILES_TO] - mine[Q_TILES]:
-        write_facts(work, mine, item % SLOTS, mine[Q_TILES_TO] - 1 - tile, index % work.pairs)
+    if lane == 0:
+        work.facts[item % SLOTS, TILES] = 0
     T.sync_warp()
     T.barrier_arrive(work.facts_full[item % SLOTS])
 
@@ -313,24 +311,78 @@ def load_queries(work, item, lane):
             T.barrier_arrive(work.q_full[use % Q_BUFFERS])
 
 
+# A team's load, in the lane that has the team: twice its key tiles and one more an item, above the team's number. Were it ever
+# to overflow, the balance would suffer, in all CTAs alike.
+TEAM_BITS = 8
+LOADS = 5  # teams of a lane; any CTAs beyond 160 teams get nothing
+NO_TEAM = (1 << 31) - 1
+
+
+@T.macro
+def choose_team(work, loads, tiles, team: T.Ref):
+    """The team of least load, and of those the first: an item of so many key tiles each is its members'."""
+    least = T.alloc_var(INT32)
+    least = loads[0]
+    for j in T.unroll(1, LOADS):
+        least = T.min(least, loads[j])
+    least = T.call_extern(INT32, "tl::lowest", least)
+    for j in T.unroll(LOADS):
+        if loads[j] == least:
+            loads[j] = loads[j] + (2 * tiles + 1 << TEAM_BITS)
+    team = least % (1 << TEAM_BITS)  # noqa: F841 - by reference
+
+
 @T.macro
 def plan(work):
-    """The planning warp: the facts of every item, one item ahead of Q."""
-    mine = T.alloc_local([REQUEST_WORDS], INT32)
-    chunk = T.alloc_local([CHUNK_WORDS], INT32)
+    """The planning warp: goes through all items, finds out whose each is, and writes down the CTA's own, one ahead of Q."""
+    request = T.alloc_local([REQUEST_WORDS], INT32)
+    loads = T.alloc_local([LOADS], INT32)
+    shift = T.alloc_var(INT32)  # a team is 1 << shift CTAs
     item = T.alloc_var(INT32)
-    more = T.alloc_var(INT32)
+    left = T.alloc_var(INT32)  # query tiles that the launch allows for
+    tiles = T.alloc_var(INT32)
+    short = T.alloc_var(INT32)  # the first tiles, which do not have a full window
+    block = T.alloc_var(INT32)
+    pair = T.alloc_var(INT32)
+    above = T.alloc_var(INT32)
+    team = T.alloc_var(INT32)
+    tile = T.alloc_var(INT32)
+    first = T.alloc_var(INT32)
+    pages = T.alloc_var(INT32)
+    cut = T.alloc_var(INT32)
     lane = work.tx % WARP
-    chunk[BASE] = -WARP
-    chunk[TILES_BEFORE] = 0
-    mine[Q_TILES_TO] = 0
+    shift = T.if_then_else((work.pairs | work.ctas) % 4 == 0, 2, T.if_then_else((work.pairs | work.ctas) % 2 == 0, 1, 0))
+    for j in T.unroll(LOADS):
+        loads[j] = T.if_then_else(j * WARP + lane < work.ctas >> shift, j * WARP + lane, NO_TEAM)
     item = 0
-    more = 1
-    while more != 0:
-        announce(work, mine, chunk, item, lane, more)
-        if item > 0:
-            load_queries(work, item - 1, lane)
-        item = item + 1
+    left = work.q_tiles
+    for r in T.serial(work.batch):
+        read_request(work, request, r)
+        if lane == 0:  # which alone reads it
+            for word in T.unroll(REQUEST_WORDS):
+                work.request[word] = request[word]
+        tiles = T.min(request[Q_TILES], left)
+        left = left - tiles
+        short = T.max(T.min((work.window_left + ROWS - 1) // ROWS - request[OFFSET] // ROWS, tiles), 0)
+        block = 0
+        while block < work.pairs:
+            above = T.min(block + PAIRS_AT_ONCE, work.pairs)
+            for k in T.serial(tiles):
+                tile = T.if_then_else(k < tiles - short, short + k, tiles - 1 - k)
+                find_pages(work, request, tile, first, pages, cut)
+                pair = block
+                while pair < above:
+                    choose_team(work, loads, T.max(pages, 1), team)
+                    if team == work.cta >> shift:
+                        announce(work, tile, (pair + (work.cta & (1 << shift) - 1)) * HEADS, item, lane)
+                        if item != 1:  # the first item's Q at once
+                            load_queries(work, T.max(item - 1, 0), lane)
+                        item = item + 1
+                    pair = pair + (1 << shift)
+            block = above
+    announce_end(work, item, lane)
+    if item > 1:
+        load_queries(work, item - 1, lane)
 
 
 @T.macro
@@ -390,13 +442,15 @@ def load(work):
         load_tile(work, tile, start, kv_head, 0, lane)
         use = 1
     while tiles > 0:
-        hear_of(work, item + 1)
-        after = work.facts[(item + 1) % SLOTS, TILES]
+        after = 0
         for i in T.serial(tiles):
             if i < tiles - 1:
                 locate(work, item % SLOTS, i + 1, lane, next_tile, next_start, next_kv_head)
-            elif after > 0:
-                locate(work, (item + 1) % SLOTS, 0, lane, next_tile, next_start, next_kv_head)
+            else:
+                hear_of(work, item + 1)
+                after = work.facts[(item + 1) % SLOTS, TILES]
+                if after > 0:
+                    locate(work, (item + 1) % SLOTS, 0, lane, next_tile, next_start, next_kv_head)
             if i < tiles - 1 or after > 0:
                 load_tile(work, next_tile, next_start, next_kv_head, use, lane)
                 use = use + 1
@@ -626,15 +680,16 @@ def build(request: Request) -> Any:
         page_tiles: T.int32,
         layer_tile: T.int32,
         q_tiles: T.int32,
-        ctas: T.int32,
+        sm_count: T.int32,
         has_origin: T.int32,
         want_lse: T.int32,
         want_status: T.int32,
     ):
-        with T.Kernel(ctas, threads=CONSUMERS + WARPGROUP, prelude=PRELUDE) as cta:
+        with T.Kernel(sm_count, threads=CONSUMERS + WARPGROUP, prelude=PRELUDE) as cta:
             q_s = T.alloc_shared([Q_BUFFERS, ROWS, head_dim], BF16)
             ring = T.alloc_shared([STAGES, page_size, head_dim], BF16)
             facts = T.alloc_shared([SLOTS, FACT_WORDS], INT32)
+            request = T.alloc_shared([REQUEST_WORDS], INT32)
             full = T.alloc_barrier([1] * STAGES)
             empty = T.alloc_barrier([CONSUMERS // WARP] * STAGES)
             q_full = T.alloc_barrier([1] * Q_BUFFERS)
@@ -645,11 +700,12 @@ def build(request: Request) -> Any:
             work = Work(
                 q=q, pool=pool, page_ids=page_ids, page_indptr=page_indptr, last_page_len=last_page_len, kv_origin=kv_origin,
                 q_indptr=q_indptr, out=out, lse=lse, status=status, scale=sm_scale * LOG2E, window_left=window_left,
-                num_pages=num_pages, page_tiles=page_tiles, layer_tile=layer_tile, q_tiles=q_tiles, ctas=ctas,
+                num_pages=num_pages, page_tiles=page_tiles, layer_tile=layer_tile, q_tiles=q_tiles, ctas=sm_count,
                 has_origin=has_origin, want_lse=want_lse, want_status=want_status, batch=batch, q_rows=q_rows,
                 num_page_ids=num_page_ids, pool_tiles=pool_tiles, pairs=num_kv_heads * (group // HEADS), heads=heads,
-                group=group, page_size=page_size, head_dim=head_dim, q_s=q_s, ring=ring, facts=facts, full=full, empty=empty,
-                q_full=q_full, q_empty=q_empty, facts_full=facts_full, facts_empty=facts_empty, cta=cta, tx=tx,
+                group=group, page_size=page_size, head_dim=head_dim, q_s=q_s, ring=ring, facts=facts, request=request,
+                full=full, empty=empty, q_full=q_full, q_empty=q_empty, facts_full=facts_full, facts_empty=facts_empty,
+                cta=cta, tx=tx,
             )  # fmt: skip
             if tx >= CONSUMERS:
                 T.set_max_nreg(LOADER_REGISTERS, 0)

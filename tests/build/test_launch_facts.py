@@ -197,8 +197,9 @@ LAUNCHES = {
     "sliding partial": (("ctas", "1", "1"), 160, 6 * 32768 + 2 * 4096 + 2 * 1024 + 32 + 1536),
     # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums and a weight each.
     "merge": (("(group * 4)", "num_kv_heads", "max_batch"), 256, 8 * 128 * 4 + 8 * 4),
-    # Three tiles of Q and four of keys or values, each [64, 256], 32 KB; 12 words of each of four items.
-    "sliding prefill": (("ctas", "1", "1"), 384, (3 + 4) * 32 * 1024 + 4 * 12 * 4),
+    # Three tiles of Q and four of keys or values, each [64, 256], 32 KB; 12 words of each of four items,
+    # and 8 of a request.
+    "sliding prefill": (("sm_count", "1", "1"), 384, (3 + 4) * 32 * 1024 + (4 * 12 + 8) * 4),
 }
 
 
@@ -237,7 +238,6 @@ SCALARS = {
     },
     "sliding prefill": {
         "batch",
-        "ctas",
         "has_origin",
         "layer_tile",
         "num_kv_heads",
@@ -247,6 +247,7 @@ SCALARS = {
         "pool_tiles",
         "q_rows",
         "q_tiles",
+        "sm_count",
         "want_lse",
         "want_status",
         "window_left",
