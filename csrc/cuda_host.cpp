@@ -34,6 +34,21 @@ int check_device(const char *entry, const BuiltFor &built_for) {
   return TILEPRESS_OK;
 }
 
+int count_sms(int32_t *count) {
+  constexpr int kTracked = 256;
+  static std::atomic<int32_t> counts[kTracked];
+  int device = 0;
+  if (int code = check_cuda("cudaGetDevice", cudaGetDevice(&device))) return code;
+  *count = device < kTracked ? counts[device].load(std::memory_order_relaxed) : 0;
+  if (*count != 0) return TILEPRESS_OK;
+  int found = 0;
+  if (int code = check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device)))
+    return code;
+  if (device < kTracked) counts[device].store(found, std::memory_order_relaxed);
+  *count = found;
+  return TILEPRESS_OK;
+}
+
 int configure(const char *kernel_name, const void *kernel, int dynamic_shared_bytes, KernelState *state) {
   int device = 0;
   if (int code = check_cuda("cudaGetDevice", cudaGetDevice(&device))) return code;

@@ -19,6 +19,9 @@ struct BuiltFor {
 // TILEPRESS_OK where the current device is of that compute capability and offers the shared memory.
 int check_device(const char *entry, const BuiltFor &built_for);
 
+// The multiprocessors of the current device, asked for once per device.
+int count_sms(int32_t *count);
+
 // A kernel's attributes, set once per device: a bit a device ordinal. Zero-initialised at namespace scope.
 struct KernelState {
   std::atomic<uint64_t> configured[4];

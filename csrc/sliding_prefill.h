@@ -13,7 +13,8 @@ namespace tilepress {
 
 // What the kernel takes besides the arguments. A query tile is 64 positions of a request.
 struct SlidingPrefillLaunch : PoolTiles {
-  int32_t q_tiles;  // query tile slots: request r owns the slots from q_indptr[r] / 64 + 2 r on
+  int32_t q_tiles;   // no fewer than the requests have
+  int32_t sm_count;  // the grid, which is persistent: one CTA fits on an SM. Filled once the device has been checked.
   int32_t has_origin;
   int32_t want_lse;
   int32_t want_status;

@@ -99,8 +99,8 @@ class OperationAbi:
     """What every entry of an operation shares.
 
     derived: the launch values that csrc/<operation>.h computes from the arguments, which kernels may name as parameters
-    besides the fields. refusals: what that file refuses beyond the fields' own limits, for the documentation. companions:
-    hand-written entries that a server needs with it, such as its planner.
+    besides the fields; `sm_count` among them is filled in by the entry. refusals: what that file refuses beyond the fields'
+    own limits, for the documentation. companions: hand-written entries that a server needs with it, such as its planner.
     """
 
     name: str

@@ -57,7 +57,7 @@ SLIDING_PREFILL = OperationAbi(
             fields.SM_SCALE,
         ),
     ),
-    derived=("pool_tiles", "page_tiles", "layer_tile", "q_tiles", "has_origin", "want_lse", "want_status"),
+    derived=("pool_tiles", "page_tiles", "layer_tile", "q_tiles", "sm_count", "has_origin", "want_lse", "want_status"),
     refusals=(
         fields.GEOMETRY_REFUSAL,
         *fields.POOL_REFUSALS,

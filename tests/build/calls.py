@@ -124,7 +124,7 @@ class Library:
     def without_a_driver(self) -> None:
         """Puts the fake runtime into the state of a host without a driver."""
         self.c.fake_reset()
-        for name, value in {"error": 35, "device": 0, "major": 9, "minor": 0, "shared_memory": 232448}.items():
+        for name, value in {"error": 35, "device": 0, "major": 9, "minor": 0, "shared_memory": 232448, "sm_count": 132}.items():
             self.fake(name).value = value
 
     def launches(self) -> list[Launch]:

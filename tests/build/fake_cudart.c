@@ -55,6 +55,7 @@ int fake_device; /* the current device */
 int fake_major = 9;
 int fake_minor = 0;
 int fake_shared_memory = 232448;
+int fake_sm_count = 132;
 
 int fake_calls; /* of any function but the registration at load time */
 int fake_attribute_calls;
@@ -89,6 +90,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
   ++fake_calls;
   *value = attribute == cudaDevAttrComputeCapabilityMajor   ? fake_major
            : attribute == cudaDevAttrComputeCapabilityMinor ? fake_minor
+           : attribute == cudaDevAttrMultiProcessorCount    ? fake_sm_count
                                                             : fake_shared_memory;
   return cudaSuccess;
 }

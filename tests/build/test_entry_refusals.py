@@ -639,7 +639,7 @@ def test_a_decode_of_batch_0_still_refuses(stub: Library) -> None:
 NEEDS = {
     # The g16 split kernel: three tiles, Q and P of 16 heads, and 1,024 bytes of barriers.
     "global_decode": 219664,
-    "sliding_prefill": 197632,
+    "sliding_prefill": 230624,
 }
 
 
@@ -741,8 +741,9 @@ def test_a_windowed_prefill_is_launched_over_its_windows(real: Library, library:
     real.expect(kernel)
     assert real.call("sliding_prefill", valid(real, "sliding_prefill", {})) == (OK, "")
     (launch,) = real.launches()
-    # One pair of heads. Request 1 owns the slots from 65 // 64 + 2 = 3 on; its 65 rows lie in 3 tiles at most.
-    assert (list(launch.grid), list(launch.block), launch.dynamic_shared) == ([1, 6, 8], [384, 1, 1], 196608)
+    # One CTA an SM. Request 1 would own the tile slots from 65 // 64 + 2 = 3 on, and its 65 rows lie in 3 tiles at most: no
+    # more than 6 tiles.
+    assert (list(launch.grid), list(launch.block), launch.dynamic_shared) == ([132, 1, 1], [384, 1, 1], 229600)
     found = arguments(launch, kernel)
     assert (found["window_left"], found["has_origin"], found["kv_origin"]) == (511, 1, 0xA0000)
     assert (found["q_tiles"], found["layer_tile"], found["page_tiles"], found["pool_tiles"]) == (6, 2, 20, 200)
@@ -752,6 +753,19 @@ def test_a_windowed_prefill_is_launched_over_its_windows(real: Library, library:
     assert real.call("sliding_prefill", valid(real, "sliding_prefill", {"kv_origin": 0})) == (OK, "")
     found = arguments(real.launches()[0], kernel)
     assert (found["has_origin"], found["kv_origin"]) == (0, 0)
+
+
+def test_a_windowed_prefills_grid_is_the_devices_multiprocessors(real: Library) -> None:
+    real.fake("error").value = 0
+    grids = []
+    for device, sm_count in ((5, 114), (5, 1), (6, 78), (5, 1), (300, 132), (300, 78)):
+        real.c.fake_reset()
+        real.fake("device").value, real.fake("sm_count").value = device, sm_count
+        assert real.call("sliding_prefill", valid(real, "sliding_prefill", {})) == (OK, "")
+        grids.append(list(real.launches()[0].grid))
+    real.without_a_driver()
+    # Each of 256 devices is asked once; those beyond every time.
+    assert grids == [[sm_count, 1, 1] for sm_count in (114, 114, 78, 114, 132, 78)]
 
 
 def test_a_merge_is_one_launch(real: Library) -> None:

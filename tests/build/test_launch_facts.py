@@ -197,8 +197,9 @@ LAUNCHES = {
     "sliding partial": (("ctas", "1", "1"), 160, 6 * 32768 + 2 * 4096 + 2 * 1024 + 32 + 1536),
     # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums and a weight each.
     "merge": (("(group * 4)", "num_kv_heads", "max_batch"), 256, 8 * 128 * 4 + 8 * 4),
-    # Two heads a CTA: Q 64 KB, four tiles of [64, 256], 32 KB each.
-    "sliding prefill": (("2", "q_tiles", "num_kv_heads"), 384, (64 + 4 * 32) * 1024),
+    # Three tiles of Q and four of keys or values, each [64, 256], 32 KB; 12 words of each of four items,
+    # and 8 of a request.
+    "sliding prefill": (("sm_count", "1", "1"), 384, (3 + 4) * 32 * 1024 + (4 * 12 + 8) * 4),
 }
 
 
@@ -246,6 +247,7 @@ SCALARS = {
         "pool_tiles",
         "q_rows",
         "q_tiles",
+        "sm_count",
         "want_lse",
         "want_status",
         "window_left",

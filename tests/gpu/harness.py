@@ -151,6 +151,11 @@ def tiled_pool(batch: Batch) -> torch.Tensor:
     return batch.pool.view(-1, TILE, batch.geometry.kv_heads, batch.geometry.row_width)
 
 
+def sm_count(device: torch.device) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
 def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
     """The prefill twin's outputs, for the same inputs and the launch values that csrc/prefill.h or csrc/sliding_prefill.h
     computes."""
@@ -178,7 +183,7 @@ def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
         shape.rows_per_page // TILE,
         shape.layer_row // TILE,
         query_tiles(batch, host_indptr),
-        *([int(batch.kv_origin is not None)] if shape.sliding else []),
+        *([sm_count(batch.q.device), int(batch.kv_origin is not None)] if shape.sliding else []),
         1,  # want_lse
         1,  # want_status
     )

@@ -46,6 +46,9 @@ SLIDING_PREFILLS = {
     # A front released, rows that see nothing, a tile that begins and ends amid 64 positions.
     "ragged": (released(70, 333, SLIDING_WINDOW_LEFT), Request(0, 0), Request(3, 129), Request(10, 4)),
 }
+# Of as many pairs of heads: three or more items a CTA, so that stages, Q's buffers and facts are used more than once.
+MANY = "several items a CTA"
+MANY_ROWS, MANY_PAIRS = (Request(130, 200), Request(3, 129)), 96
 # With a window of 100: one key, a page and a bit, whole pages left behind, and a front released.
 SLIDING_DECODES = {"one token": (1,), "ragged": (300, 0, 64, 129)}
 
@@ -127,8 +130,10 @@ def sanitize_decode(library: ModuleType) -> list[bool]:
 def sanitize_sliding_prefill(library: ModuleType) -> list[bool]:
     """Every instance of the windowed prefill, with and without a page id outside the pool."""
     results = []
-    for group, (name, requests), bad_page in itertools.product(SLIDING_GROUPS, SLIDING_PREFILLS.items(), (False, True)):
-        shape = Geometry(group, 1, head_dim=256)
+    prefills = SLIDING_PREFILLS | {MANY: MANY_ROWS}
+    for group, (name, requests), bad_page in itertools.product(SLIDING_GROUPS, prefills.items(), (False, True)):
+        kv_heads = MANY_PAIRS * 2 // group if name == MANY else 1
+        shape = Geometry(group * kv_heads, kv_heads, head_dim=256)
         batch = build(shape, requests, device=HOST, tail_rows=0, spare_page_ids=0, slack=0, window_left=SLIDING_WINDOW_LEFT)
         if bad_page:
             batch.page_ids[0] = batch.num_pages

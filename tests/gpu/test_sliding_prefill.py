@@ -534,6 +534,15 @@ def test_a_call_is_ordered_on_its_stream(library: ModuleType, group: int) -> Non
 
 # Refusals.
 
+
+@pytest.mark.parametrize(("q_heads", "kv_heads"), [(32, 16), (20, 10), (6, 3), (32, 4)])
+def test_many_items_are_each_dealt_once(library: ModuleType, q_heads: int, kv_heads: int) -> None:
+    """More items than any device has multiprocessors, in teams of four CTAs, of two and of one."""
+    requests = [Request(*r) for r in ((1, 1), (700, 700), (1300, 1300), (64, 2000), (700, 900), (500, 500)) * 2]
+    batch = build(sliding_geometry(q_heads // kv_heads, kv_heads), requests, device=DEVICE, window_left=511)
+    check(library, batch)
+
+
 SERVED = ((8, 1), (8, 2), (16, 8), (32, 16), (16, 4), (8, 4), (4, 1), (4, 2), (2, 1))
 
 
