@@ -117,7 +117,7 @@ def bulk_copies(subject: Subject) -> Iterator[Failure]:
     """Where the row asks for it, tiles are loaded by tensor maps, and every map is used."""
     if not subject.tma:
         return
-    source = re.sub(r"\btma_(?:load_multicast|store)\(", "tma_load(", _code(subject.lowered.source))
+    source = re.sub(r"\btma_(?:load|load_multicast|store)(?:<[^<>]*>)?\(", "tma_load(", _code(subject.lowered.source))
     if not subject.lowered.tensor_maps:
         yield Failure("bulk_copies", subject.lowered.name, "the row asks for tma, but the kernel has no tensor map")
     for tensor_map in subject.lowered.tensor_maps:

@@ -69,7 +69,8 @@ class Lowered:
     source: the CUDA text. kernel: its __global__ entry. grid: three C expressions over launch values. block: threads.
     dynamic_shared_bytes: dynamic shared memory a block. symbols: the launch values that the expressions name.
     nvcc_flags: what the kernel must be compiled with to equal its JIT twin. cluster: blocks of a cluster along each axis of the
-    grid. log: what TileLang said while lowering.
+    grid. programmatic: launched while the kernel before it on the stream still runs, for whose results it waits itself (CUDA's
+    programmatic dependent launch). log: what TileLang said while lowering.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Lowered:
     nvcc_flags: tuple[str, ...]
     tilelang: str
     cluster: tuple[int, int, int] = (1, 1, 1)
+    programmatic: bool = False
     log: str = ""
 
     @property

@@ -59,6 +59,7 @@ GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 BLOCK = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
 CLUSTER = ("tir.cluster_dim_x", "tir.cluster_dim_y", "tir.cluster_dim_z")
 DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
+WAITS = "has_cuda_pdl_sync"  # the attribute of a kernel that waits for the one before it (T.pdl_sync)
 LAUNCH_PARAMS = (*CLUSTER, *GRID, *BLOCK, DYNAMIC_SHARED)
 
 
@@ -183,6 +184,7 @@ def facts(name: str, artifact: Any, flags: tuple[str, ...], tilelang: str, log: 
         grid=(grid[0], grid[1], grid[2]),
         block=(block[0], block[1], block[2]),
         cluster=cluster,
+        programmatic=WAITS in function.attrs,
         dynamic_shared_bytes=_constant(name, geometry.get(DYNAMIC_SHARED, 0)),
         symbols=tuple(sorted(symbols)),
         nvcc_flags=flags,

@@ -77,6 +77,7 @@ def _kernel(tree: Tree, lowered: Lowered, resources: Resources) -> dict[str, Any
         "grid": list(lowered.grid),
         "block": list(lowered.block),
         "cluster": list(lowered.cluster),
+        "programmatic": lowered.programmatic,
         "dynamic_shared_bytes": lowered.dynamic_shared_bytes,
         **asdict(resources),
         "nvcc_flags": list(lowered.nvcc_flags),

@@ -232,6 +232,9 @@ GREEN: dict[str, list[Green]] = {
     "bulk_copies": [
         Green("a load", subject()),
         Green("a store", subject(source=SOURCE.replace("tma_load", "tma_store"))),
+        Green(
+            "a load with a cache hint", subject(source=SOURCE.replace("tma_load", "tma_load<tl::CacheHintSm90::EVICT_FIRST>"))
+        ),
         Green("a load for a cluster", subject(source=SOURCE.replace("tma_load", "tma_load_multicast"))),
         Green("not asked for", subject(tma=False, tensor_maps=())),
     ],

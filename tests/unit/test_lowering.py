@@ -314,6 +314,13 @@ def test_a_launch_in_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.clustered
 
 
+def test_a_kernel_that_waits_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T.pdl_sync() leaves an attribute, whatever its value; T.pdl_trigger() alone asks nothing of the kernel's own launch."""
+    for attrs, programmatic in (({"has_cuda_pdl_sync": 0}, True), ({"has_cuda_pdl_trigger": 1}, False), ({}, False)):
+        found = lowering.facts("k", launched(monkeypatch, GRID_AND_BLOCK, [N, IntImm(384)], **attrs), (), "0.1.15", "")
+        assert found.programmatic is programmatic
+
+
 @pytest.mark.parametrize(
     ("params", "values", "attrs", "message"),
     [

@@ -360,11 +360,25 @@ def test_the_launcher_binds_fields_and_launch_values() -> None:
 
 def test_a_launch_in_clusters_has_the_attribute() -> None:
     text = rendering.kernel_source(entry(), lowered(cluster=(2, 1, 1)))
+    assert "cudaLaunchAttribute attributes[1]{};\n  config.attrs = attributes;\n" in text
+    assert "cudaLaunchAttribute &cluster = attributes[config.numAttrs++];" in text
     assert "cluster.id = cudaLaunchAttributeClusterDimension;" in text
     for axis, ctas in (("x", 2), ("y", 1), ("z", 1)):
         assert f"cluster.val.clusterDim.{axis} = {ctas};" in text
-    assert "config.attrs = &cluster;\n  config.numAttrs = 1;\n  return check_cuda(" in text
-    assert "cluster" not in rendering.kernel_source(entry(), lowered())
+    assert "programmatic" not in text
+    plain = rendering.kernel_source(entry(), lowered())
+    assert "cluster" not in plain and "attrs" not in plain.lower()
+
+
+def test_a_launch_behind_a_running_kernel_has_the_attribute() -> None:
+    text = rendering.kernel_source(entry(), lowered(programmatic=True))
+    assert "cudaLaunchAttribute attributes[1]{};" in text
+    assert "programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;" in text
+    assert "programmatic.val.programmaticStreamSerializationAllowed = 1;" in text
+    assert "cluster" not in text
+    both = rendering.kernel_source(entry(), lowered(programmatic=True, cluster=(2, 1, 1)))
+    assert "cudaLaunchAttribute attributes[2]{};" in both
+    assert both.count("attributes[config.numAttrs++]") == 2
 
 
 def test_an_element_type_without_a_spelling_raises() -> None:
