@@ -111,10 +111,11 @@ def prefill(
 
 
 def decode_fields(
-    batch: Batch, plan: Plan, outputs: Outputs, *, lse: bool = True, status: bool = True
+    batch: Batch, plan: Plan, outputs: Outputs, *, lse: bool = True, status: bool = True, early: bool = False
 ) -> dict[str, int | float]:
     """The keyword arguments of `tilepress.global_decode` or `tilepress.sliding_decode`, on the current stream. Every request of
-    `batch` has one query row, and they follow one another from row plan.row_offset on. The window is the plan's."""
+    `batch` has one query row, and they follow one another from row plan.row_offset on. The window is the plan's; a windowed
+    decode needs no workspace and gets none."""
     geometry = batch.geometry
     return {
         "q": batch.q.data_ptr(),
@@ -124,13 +125,13 @@ def decode_fields(
         "page_ids": batch.page_ids.data_ptr(),
         "plan": plan.device.data_ptr(),
         "plan_host": plan.host.data_ptr(),
-        "workspace": plan.workspace.data_ptr(),
+        "workspace": 0 if geometry.sliding else plan.workspace.data_ptr(),
         "status": outputs.status.data_ptr() if status else 0,
         "stream": torch.cuda.current_stream().cuda_stream,
         "num_pages": batch.num_pages,
         "rows_per_page": geometry.rows_per_page,
         "layer_row": geometry.layer_row,
-        "workspace_bytes": plan.workspace_bytes,
+        "workspace_bytes": 0 if geometry.sliding else plan.workspace_bytes,
         "q_rows": batch.q_rows,
         "row_offset": plan.row_offset,
         "num_page_ids": batch.num_page_ids,
@@ -140,12 +141,22 @@ def decode_fields(
         "page_size": geometry.page_size,
         "page_format": geometry.page_format_code,
         "sm_scale": batch.sm_scale,
+        "early": int(early),
     }
 
 
-def decode(library: ModuleType, batch: Batch, plan: Plan, outputs: Outputs, *, lse: bool = True, status: bool = True) -> None:
+def decode(
+    library: ModuleType,
+    batch: Batch,
+    plan: Plan,
+    outputs: Outputs,
+    *,
+    lse: bool = True,
+    status: bool = True,
+    early: bool = False,
+) -> None:
     """One call of the decode on the current stream."""
-    entry(library, "decode", batch)(**decode_fields(batch, plan, outputs, lse=lse, status=status))
+    entry(library, "decode", batch)(**decode_fields(batch, plan, outputs, lse=lse, status=status, early=early))
 
 
 def merge_states(

@@ -15,8 +15,8 @@ SM_COUNT = 132  # an H200's
 HEADER_WORDS = 16
 HEADER_USED = 11
 BATCH, ITEMS, MAX_BATCH, MAX_SLOTS, HEADER_SM_COUNT, PAGE_IDS = 1, 2, 7, 8, 9, 10  # words of the header
-FIRST_SLOT, SPLITS, REQUEST_WORDS = 0, 1, 2
-REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, ITEM_WORDS = 0, 1, 2, 3, 4, 5, 6, 8
+FIRST_SLOT, SPLITS, REQUEST_WORDS = 0, 1, 8
+REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, NEXT, ITEM_WORDS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 GUARD_WORDS = 64  # behind a plan and a workspace
 
 
@@ -32,10 +32,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Parts:
-    """Views of a plan: header int32 [16], ctas [sm_count + 1], requests [max_batch, 2], items [max_slots, 8]."""
+    """Views of a plan: header int32 [16], requests [max_batch, 8], items [sm_count + max_slots, 8], of which the first sm_count
+    are the CTAs' first ones, empty for a CTA that has none."""
 
     header: torch.Tensor
-    ctas: torch.Tensor
     requests: torch.Tensor
     items: torch.Tensor
 
@@ -43,14 +43,13 @@ class Parts:
 def parts(words: torch.Tensor, header: Sequence[int]) -> Parts:
     """The parts of the plan in `words`, int32, host or device; `header` is its first words."""
     max_batch, max_slots, sm_count = header[MAX_BATCH], header[MAX_SLOTS], header[HEADER_SM_COUNT]
-    ctas = HEADER_WORDS
-    requests = ctas + _round_up(sm_count + 1)
+    requests = HEADER_WORDS
+    max_items = sm_count + max_slots
     items = requests + _round_up(max_batch * REQUEST_WORDS)
     return Parts(
         words[:HEADER_WORDS],
-        words[ctas : ctas + sm_count + 1],
         words[requests : requests + max_batch * REQUEST_WORDS].view(max_batch, REQUEST_WORDS),
-        words[items : items + max_slots * ITEM_WORDS].view(max_slots, ITEM_WORDS),
+        words[items : items + max_items * ITEM_WORDS].view(max_items, ITEM_WORDS),
     )
 
 
@@ -161,10 +160,9 @@ def limit_fields(batch: Batch, limits: Limits) -> dict[str, int]:
 
 
 def _poison(host: torch.Tensor) -> None:
-    """Overwrites what lies behind the header's words, the batch's requests, the items' own words and the items."""
+    """Overwrites what lies behind the header's words, the batch's requests and the items."""
     header = [int(word) for word in host[:HEADER_WORDS].tolist()]
     views = parts(host, header)
     views.header[HEADER_USED:] = -1
     views.requests[header[BATCH] :] = -1
-    views.items[:, HIDDEN + 1 :] = -1
-    views.items[header[ITEMS] :] = -1
+    views.items[max(header[HEADER_SM_COUNT], int(views.items[:, NEXT].max()) + 1) :] = -1

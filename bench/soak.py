@@ -76,7 +76,7 @@ def subjects(library: ModuleType) -> Iterator[Subject]:
     for family in load_table(Path(__file__).resolve().parent.parent / "families.toml").family:
         for instance in family.instances:
             geometry = geometry_of(family, instance.group, instance.page_format)
-            make = _decodes if family.operation == "decode" else _prefills
+            make = _decodes if family.operation in ("decode", "sliding_decode") else _prefills
             yield Subject(f"{family.name} g{instance.group} {instance.page_format}", functools.partial(make, library, geometry))
     shapes = {
         "prep_global split": preps.Shape("global", 16, 2, k_eq_v=True),

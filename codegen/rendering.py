@@ -302,7 +302,8 @@ def kernel_source(entry: FamilyEntry, lowered: Lowered) -> str:
     """A kernel's CUDA text followed by its launcher."""
     derived = set(entry.operation.derived)
     bound = [
-        {"local": name, "value": f"{'values' if name in derived else 'args'}.{name}"} for name in sorted(lowered.bound_names)
+        {"local": name, "value": f"{'values' if name in derived else 'args'}.{name}"}
+        for name in sorted(lowered.bound_names - abi.LAUNCHER_NAMES)
     ]
     return render(
         "kernel.cu.j2",
@@ -310,6 +311,7 @@ def kernel_source(entry: FamilyEntry, lowered: Lowered) -> str:
         lowered=lowered,
         launch_struct=launch_struct(entry),
         bound=bound,
+        asks_clusters="resident_clusters" in lowered.bound_names,
         element_types=ELEMENT_TYPES,
     )
 

@@ -35,16 +35,15 @@ int check_device(const char *entry, const BuiltFor &built_for) {
 }
 
 int count_sms(int32_t *count) {
-  constexpr int kTracked = 256;
-  static std::atomic<int32_t> counts[kTracked];
+  static std::atomic<int32_t> counts[kTrackedDevices];
   int device = 0;
   if (int code = check_cuda("cudaGetDevice", cudaGetDevice(&device))) return code;
-  *count = device < kTracked ? counts[device].load(std::memory_order_relaxed) : 0;
+  *count = device < kTrackedDevices ? counts[device].load(std::memory_order_relaxed) : 0;
   if (*count != 0) return TILEPRESS_OK;
   int found = 0;
   if (int code = check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device)))
     return code;
-  if (device < kTracked) counts[device].store(found, std::memory_order_relaxed);
+  if (device < kTrackedDevices) counts[device].store(found, std::memory_order_relaxed);
   *count = found;
   return TILEPRESS_OK;
 }
@@ -52,8 +51,7 @@ int count_sms(int32_t *count) {
 int configure(const char *kernel_name, const void *kernel, int dynamic_shared_bytes, KernelState *state) {
   int device = 0;
   if (int code = check_cuda("cudaGetDevice", cudaGetDevice(&device))) return code;
-  constexpr int kTracked = 4 * 64;
-  const bool tracked = device < kTracked;
+  const bool tracked = device < kTrackedDevices;
   std::atomic<uint64_t> &word = state->configured[tracked ? device / 64 : 0];
   const uint64_t bit = uint64_t{1} << (device % 64);
   if (tracked && (word.load(std::memory_order_acquire) & bit) != 0) return TILEPRESS_OK;
@@ -61,6 +59,25 @@ int configure(const char *kernel_name, const void *kernel, int dynamic_shared_by
                             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_shared_bytes)))
     return code;
   if (tracked) word.fetch_or(bit, std::memory_order_release);
+  return TILEPRESS_OK;
+}
+
+int count_resident_clusters(const char *kernel_name, const void *kernel, cudaLaunchConfig_t config, KernelState *state,
+                            int32_t *clusters) {
+  int device = 0;
+  if (int code = check_cuda("cudaGetDevice", cudaGetDevice(&device))) return code;
+  const bool tracked = device < kTrackedDevices;
+  *clusters = tracked ? state->clusters[device].load(std::memory_order_relaxed) : 0;
+  if (*clusters > 0) return TILEPRESS_OK;
+  unsigned size = 1;
+  for (unsigned i = 0; i < config.numAttrs; ++i)
+    if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
+      size = config.attrs[i].val.clusterDim.x * config.attrs[i].val.clusterDim.y * config.attrs[i].val.clusterDim.z;
+  config.gridDim = dim3(size);
+  int found = 0;
+  if (int code = check_cuda(kernel_name, cudaOccupancyMaxActiveClusters(&found, kernel, &config))) return code;
+  *clusters = found > 0 ? found : 1;
+  if (tracked) state->clusters[device].store(*clusters, std::memory_order_relaxed);
   return TILEPRESS_OK;
 }
 

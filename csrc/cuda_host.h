@@ -19,16 +19,24 @@ struct BuiltFor {
 // TILEPRESS_OK where the current device is of that compute capability and offers the shared memory.
 int check_device(const char *entry, const BuiltFor &built_for);
 
+constexpr int kTrackedDevices = 256;
+
 // The multiprocessors of the current device, asked for once per device.
 int count_sms(int32_t *count);
 
-// A kernel's attributes, set once per device: a bit a device ordinal. Zero-initialised at namespace scope.
+// What is set or asked once per device. Zero-initialised at namespace scope. configured: the kernel's attributes are set, a bit
+// a device ordinal. clusters: that the device holds at once; 0: not asked yet.
 struct KernelState {
-  std::atomic<uint64_t> configured[4];
+  std::atomic<uint64_t> configured[kTrackedDevices / 64];
+  std::atomic<int32_t> clusters[kTrackedDevices];
 };
 
 // Raises the kernel's dynamic shared memory limit on the current device, the first time it runs there.
 int configure(const char *kernel_name, const void *kernel, int dynamic_shared_bytes, KernelState *state);
+
+// How many clusters of a launch the current device holds at once, at least one. `config` is whole but for its grid.
+int count_resident_clusters(const char *kernel_name, const void *kernel, cudaLaunchConfig_t config, KernelState *state,
+                            int32_t *clusters);
 
 // Arguments of cuTensorMapEncodeTiled. Dims in elements, innermost first; strides in bytes, from the second dimension on.
 struct TensorMapShape {

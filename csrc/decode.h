@@ -17,10 +17,10 @@ struct DecodeLaunch : PoolTiles {
   int32_t group;
   int32_t max_batch;
   int32_t max_slots;
+  int32_t max_items;
   int32_t want_lse;
   int32_t want_status;
   const int32_t *plan_header;
-  const int32_t *plan_ctas;
   const int32_t *plan_requests;
   const int32_t *plan_items;
   float *partial_out;
@@ -51,8 +51,8 @@ static inline int check_plan(const char *entry, const tilepress_decode_args &arg
   return TILEPRESS_OK;
 }
 
-// Fills `launch` or fails. The fields' own limits and the geometry have been checked.
-static inline int prepare(const char *entry, const tilepress_decode_args &args, DecodeLaunch *launch) {
+// Fills `launch` or fails: what every decode takes. The fields' own limits and the geometry have been checked.
+static inline int prepare_decode(const char *entry, const tilepress_decode_args &args, DecodeLaunch *launch) {
   if (int code = check_scale(entry, args.sm_scale)) return code;
   if (int code = prepare_pool(entry, args, launch)) return code;
   if (int code = check_plan(entry, args)) return code;
@@ -70,15 +70,24 @@ static inline int prepare(const char *entry, const tilepress_decode_args &args, 
   if (args.num_page_ids < plan[kPlanPageIds])
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_page_ids is %d, but plan_host reaches into %d page ids", entry,
                 args.num_page_ids, plan[kPlanPageIds]);
+  const PlanLayout layout(launch->ctas, launch->max_batch, launch->max_slots);
+  launch->max_items = static_cast<int32_t>(layout.max_items);
+  launch->plan_header = args.plan;
+  launch->plan_requests = args.plan + layout.requests;
+  launch->plan_items = args.plan + layout.items;
+  return TILEPRESS_OK;
+}
+
+// Fills `launch` or fails: an entry that splits, and so needs a workspace.
+static inline int prepare(const char *entry, const tilepress_decode_args &args, DecodeLaunch *launch) {
+  if (args.early != 0)
+    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: early is %d; windowed entries alone take it", entry, args.early);
+  if (int code = prepare_decode(entry, args, launch)) return code;
   const int64_t need = decode_workspace_bytes(launch->max_slots, launch->group, args.head_dim);
   if (need < 0 || args.workspace_bytes < need)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace_bytes is %lld; this plan needs %lld", entry,
                 static_cast<long long>(args.workspace_bytes), static_cast<long long>(need));
-  const PlanLayout layout(launch->ctas, launch->max_batch, launch->max_slots);
-  launch->plan_header = args.plan;
-  launch->plan_ctas = args.plan + layout.ctas;
-  launch->plan_requests = args.plan + layout.requests;
-  launch->plan_items = args.plan + layout.items;
+  if (args.workspace == nullptr && !launch->nothing) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace is null", entry);
   launch->partial_out = static_cast<float *>(args.workspace);
   launch->partial_lse = launch->partial_out + static_cast<int64_t>(launch->max_slots) * launch->group * args.head_dim;
   return TILEPRESS_OK;

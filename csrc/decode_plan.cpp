@@ -63,8 +63,13 @@ int cut(const char *entry, const tilepress_decode_plan_args &args, int64_t max_s
       return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots is %lld; request %lld needs slots up to %lld", entry,
                   static_cast<long long>(max_slots), static_cast<long long>(r),
                   static_cast<long long>(slot + splits * args.num_kv_heads));
-    requests[r * kRequestWords + kRequestFirstSlot] = static_cast<int32_t>(slot);
-    requests[r * kRequestWords + kRequestSplits] = static_cast<int32_t>(splits);
+    int32_t *words = requests + r * kRequestWords;
+    words[kRequestFirstSlot] = static_cast<int32_t>(slot);
+    words[kRequestSplits] = static_cast<int32_t>(splits);
+    words[kRequestFirstPage] = static_cast<int32_t>(args.page_indptr[r] + front);
+    words[kRequestPages] = static_cast<int32_t>(pages);
+    words[kRequestLastLen] = pages > 0 ? static_cast<int32_t>(visible.end - (front + pages - 1) * args.page_size) : 0;
+    words[kRequestHidden] = static_cast<int32_t>(visible.begin - front * args.page_size);
     for (int64_t head = 0; head < args.num_kv_heads; ++head) {
       for (int64_t i = 0; i < splits; ++i, ++slot) {
         const int64_t first = front + i * pages / splits;
@@ -99,6 +104,21 @@ void assign(int32_t sm_count, std::vector<Item> *items) {
     loads.push({load.first + item.words[kItemTiles], load.second});
   }
   std::stable_sort(items->begin(), items->end(), [](const Item &a, const Item &b) { return a.cta < b.cta; });
+}
+
+// Writes the items, which are in the order of their CTAs: CTA c's first as item c, the others behind the CTAs' first ones.
+void place(int32_t sm_count, const std::vector<Item> &items, int32_t *plan) {
+  for (int32_t cta = 0; cta < sm_count; ++cta) plan[cta * kItemWords + kItemSlot] = -1;  // empty unless an item follows here
+  int32_t behind = sm_count;
+  int32_t *previous = nullptr;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const bool first = i == 0 || items[i].cta != items[i - 1].cta;
+    const int32_t at = first ? items[i].cta : behind++;
+    int32_t *words = plan + static_cast<int64_t>(at) * kItemWords;
+    std::copy_n(items[i].words, static_cast<size_t>(kItemWords), words);
+    if (!first) previous[kItemNext] = at;
+    previous = words;
+  }
 }
 
 }  // namespace
@@ -144,11 +164,7 @@ int run_decode_plan(const char *entry, const tilepress_decode_plan_args &args) {
   plan[kPlanSmCount] = args.sm_count;
   plan[kPlanPageIds] = args.batch > 0 ? args.page_indptr[args.batch] : 0;
   std::copy(requests.begin(), requests.end(), plan + layout.requests);
-  for (size_t i = 0; i < items.size(); ++i) {
-    std::copy_n(items[i].words, static_cast<size_t>(kItemWords), plan + layout.items + i * kItemWords);
-    ++plan[layout.ctas + items[i].cta + 1];
-  }
-  for (int32_t cta = 0; cta < args.sm_count; ++cta) plan[layout.ctas + cta + 1] += plan[layout.ctas + cta];
+  place(args.sm_count, items, plan + layout.items);
   return TILEPRESS_OK;
 }
 

@@ -29,8 +29,9 @@ enum PlanHeader : size_t {
 };
 
 // Words of an item, as codegen/kernels/decode.py reads them. An item is `kItemTiles` pages of one request and KV head, from
-// page_ids[kItemFirstPage] on; its partial goes to slot kItemSlot; kItemLastLen tokens of its last page are the request's, and
-// kItemHidden tokens at the start of its first page are older than the window.
+// page_ids[kItemFirstPage] on; its partial goes to slot kItemSlot, or nowhere where that is -1; kItemLastLen tokens of its last
+// page are the request's, and kItemHidden tokens at the start of its first page are older than the window. kItemNext is the
+// item that its CTA takes next; 0: none.
 enum PlanItem : size_t {
   kItemRequest,
   kItemKvHead,
@@ -39,28 +40,38 @@ enum PlanItem : size_t {
   kItemSlot,
   kItemLastLen,
   kItemHidden,
-  kItemWords = 8,
+  kItemNext,
+  kItemWords,
 };
 
-// Words of a request: the slot of its first KV head's first partial, and the partials of each of its KV heads.
-enum PlanRequest : size_t { kRequestFirstSlot, kRequestSplits, kRequestWords };
+// Words of a request: the slot of its first KV head's first partial, and the partials of each of its KV heads. Then what its
+// row sees, for a kernel that cuts it by itself, as an item has it: kRequestPages pages from page_ids[kRequestFirstPage] on.
+enum PlanRequest : size_t {
+  kRequestFirstSlot,
+  kRequestSplits,
+  kRequestFirstPage,
+  kRequestPages,
+  kRequestLastLen,
+  kRequestHidden,
+  kRequestWords = 8,
+};
 
 constexpr int64_t kMaxSlots = int64_t{1} << 24;
 
-constexpr int32_t kPlanMagicValue = 0x54504432;  // "TPD2": changes with this layout
+constexpr int32_t kPlanMagicValue = 0x54504433;  // "TPD3": changes with this layout
 
 // Where the parts of a plan lie, in words. Padded to fixed sizes: a captured graph reads the same places in every replay.
 struct PlanLayout {
-  int64_t ctas;      // [sm_count + 1]: CTA c has the items ctas[c] to ctas[c + 1]
   int64_t requests;  // [max_batch, kRequestWords]
-  int64_t items;     // [max_slots, kItemWords]
+  int64_t items;     // [max_items, kItemWords]: item c is CTA c's first, the others lie behind those
+  int64_t max_items;
   int64_t words;
 
   PlanLayout(int64_t sm_count, int64_t max_batch, int64_t max_slots)
-      : ctas(kPlanHeaderWords),
-        requests(ctas + round_up(sm_count + 1)),
+      : requests(kPlanHeaderWords),
         items(requests + round_up(max_batch * static_cast<int64_t>(kRequestWords))),
-        words(items + max_slots * static_cast<int64_t>(kItemWords)) {}
+        max_items(sm_count + max_slots),
+        words(items + max_items * static_cast<int64_t>(kItemWords)) {}
 
  private:
   static int64_t round_up(int64_t words) { return (words + 3) / 4 * 4; }
@@ -74,14 +85,19 @@ static inline int64_t decode_workspace_bytes(int64_t max_slots, int64_t group, i
   return bytes;
 }
 
-// Partials of each KV head of a request. The request's own pages, the head count and the SM count decide, nothing else of the
-// batch: that is what makes a request's bits its own.
+// Partials of each KV head of a request, as equal as whole pages allow. The longest run sets the pace, so as few as leave it no
+// longer; but where that takes nearly all SMs, all of them, which read faster than nearly all. The request's own pages, the
+// head count and the SM count decide, nothing else of the batch: that is what makes a request's bits its own.
 static inline int64_t splits_of(const tilepress_decode_plan_args &args, int64_t pages) {
+  constexpr int64_t kIdleShare = 16;  // nearly all: at most one in so many is left idle
   if (args.chunk_tokens > 0) {
-    const int64_t chunk = args.chunk_tokens / args.page_size;
-    return (pages + chunk - 1) / chunk;
+    const int64_t longest = args.chunk_tokens / args.page_size;
+    return (pages + longest - 1) / longest;
   }
-  return std::min<int64_t>(pages, std::max(1, args.sm_count / args.num_kv_heads));
+  const int64_t most = std::max(1, args.sm_count / args.num_kv_heads);
+  const int64_t longest = std::max<int64_t>((pages + most - 1) / most, 1);
+  const int64_t splits = (pages + longest - 1) / longest;
+  return longest > 1 && (most - splits) * kIdleShare <= most ? most : splits;
 }
 
 // The declared maximum of slots, or the most that max_batch requests can need under the rule.

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from codegen.abi.common import FUNCTIONS as COMMON_FUNCTIONS
 from codegen.abi.common import HAND_WRITTEN, PAGE_FORMATS, RETURN_CODES, STATUS_BITS
-from codegen.abi.decode import DECODE
+from codegen.abi.decode import DECODE, SLIDING_DECODE
 from codegen.abi.incumbent import PARAMS as INCUMBENT_PARAMS
 from codegen.abi.incumbent import REFUSALS as INCUMBENT_REFUSALS
 from codegen.abi.incumbent import Incumbent, incumbent, incumbent_params
@@ -42,6 +42,7 @@ __all__ = [
     "HAND_WRITTEN",
     "INCUMBENT_PARAMS",
     "INCUMBENT_REFUSALS",
+    "LAUNCHER_NAMES",
     "MODE_CODES",
     "OPERATION_ABIS",
     "PAGE_FORMATS",
@@ -71,7 +72,9 @@ __all__ = [
     "structs",
 ]
 
-OPERATION_ABIS: Mapping[str, OperationAbi] = MappingProxyType({abi.name: abi for abi in (PREFILL, SLIDING_PREFILL, DECODE)})
+OPERATION_ABIS: Mapping[str, OperationAbi] = MappingProxyType(
+    {abi.name: abi for abi in (PREFILL, SLIDING_PREFILL, DECODE, SLIDING_DECODE)}
+)
 assert OPERATION_ABIS.keys() == OPERATIONS.keys(), "every operation of kernels/ has its argument struct here"
 
 
@@ -115,7 +118,11 @@ def public_symbols(table: Table) -> tuple[str, ...]:
     return tuple(sorted([*functions, *(entry.name for entry in entries(table))]))
 
 
+# What a launcher finds out by itself: the clusters of the kernel's size that the device holds at once.
+LAUNCHER_NAMES = frozenset({"resident_clusters"})
+
+
 def kernel_names(operation: str) -> frozenset[str]:
-    """The names a kernel of this operation may use as parameters and extents: fields and launch values."""
+    """The names a kernel of this operation may use as parameters and extents: fields, launch values, and the launcher's own."""
     abi = OPERATION_ABIS[operation]
-    return frozenset(field.name for field in abi.struct.fields) | frozenset(abi.derived)
+    return frozenset(field.name for field in abi.struct.fields) | frozenset(abi.derived) | LAUNCHER_NAMES

@@ -20,7 +20,7 @@ MACHINE = (
     Field(
         "chunk_tokens",
         CType.I32,
-        "tokens of a partial, a multiple of page_size; 0: the rule min(pages, sm_count / num_kv_heads) splits",
+        "tokens of a partial at most, a multiple of page_size; 0: by its length, into at most sm_count / num_kv_heads",
         minimum=0,
     ),
 )
@@ -120,6 +120,14 @@ PLAN = HandWritten(
     ),
 )
 
+REFUSALS = (
+    fields.GEOMETRY_REFUSAL,
+    *fields.POOL_REFUSALS,
+    "a plan_host that tilepress_decode_plan did not write, or wrote for other head counts, page_size or page_format",
+    "num_page_ids below what the plan needs, row_offset plus the plan's batch past q_rows",
+    fields.SCALE_REFUSAL,
+)
+
 DECODE = OperationAbi(
     name="decode",
     doc=(
@@ -157,9 +165,10 @@ DECODE = OperationAbi(
             Field(
                 "workspace",
                 CType.OUT,
-                "partial results; may hold anything before and after",
+                "partial results; may hold anything before and after. Windowed entries need none: they merge in shared memory",
                 "bytes [workspace_bytes]",
                 Memory.DEVICE,
+                optional=True,
                 align=16,
             ),
             fields.STATUS,
@@ -173,7 +182,15 @@ DECODE = OperationAbi(
             fields.HEAD_DIM,
             *fields.PAGE,
             fields.SM_SCALE,
-            fields.RESERVED,
+            Field(
+                "early",
+                CType.I32,
+                "1: of all that the call reads, plan and page ids included, the kernel before it on the stream, and any that "
+                "may still run beside that one, writes q and the newest token's K and V at most, so the older pages may be "
+                "read while it runs. Windowed entries alone take it",
+                minimum=0,
+                maximum=1,
+            ),
         ),
     ),
     derived=(
@@ -184,8 +201,8 @@ DECODE = OperationAbi(
         "group",
         "max_batch",
         "max_slots",
+        "max_items",
         "plan_header",
-        "plan_ctas",
         "plan_requests",
         "plan_items",
         "partial_out",
@@ -193,12 +210,24 @@ DECODE = OperationAbi(
         "want_lse",
         "want_status",
     ),
-    refusals=(
-        fields.GEOMETRY_REFUSAL,
-        *fields.POOL_REFUSALS,
-        "a plan_host that tilepress_decode_plan did not write, or wrote for other head counts, page_size or page_format",
-        "workspace_bytes or num_page_ids below what the plan needs, row_offset plus the plan's batch past q_rows",
-        fields.SCALE_REFUSAL,
+    refusals=(*REFUSALS, "a workspace that is absent, workspace_bytes below what the plan needs, early other than 0"),
+    companions=(PLAN_SIZE, PLAN),
+)
+
+SLIDING_DECODE = OperationAbi(
+    name="sliding_decode",
+    doc=DECODE.doc,
+    struct=DECODE.struct,
+    derived=(
+        "pool_tiles",
+        "page_tiles",
+        "layer_tile",
+        "max_batch",
+        "plan_header",
+        "plan_requests",
+        "want_lse",
+        "want_status",
     ),
+    refusals=REFUSALS,
     companions=(PLAN_SIZE, PLAN),
 )

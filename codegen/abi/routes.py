@@ -88,7 +88,13 @@ ARGUMENTS = {
 TILE_PLANNER = "batch_prefill_cta_tile_q"  # the incumbent's entry that says how long a prefill's query tiles are
 
 # The bodies of paged_launch.cuh that can serve an operation.
-BODIES = {"prefill": ("Prefill",), "sliding_prefill": ("Prefill",), "decode": ("Decode", "SplitDecode")}
+BODIES = {
+    "prefill": ("Prefill",),
+    "sliding_prefill": ("Prefill",),
+    "decode": ("Decode", "SplitDecode"),
+    "sliding_decode": ("Decode",),
+}
+DECODES = ("decode", "sliding_decode")
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Routed(Entry):
     @property
     def kind(self) -> str:
         """prefill or decode: which of the two plans it has."""
-        return "decode" if self.family.operation == "decode" else "prefill"
+        return "decode" if self.family.operation in DECODES else "prefill"
 
     @property
     def copied(self) -> tuple[str, ...]:
@@ -132,7 +138,7 @@ def _with_mode(struct: Struct, name: str, doc: str, more: tuple[Field, ...] = ()
         if more and field.name == "status":
             found += more
         # A plan that needs no workspace has none.
-        kept = replace(field, count="workspace_bytes") if field.name == "workspace" else field
+        kept = replace(field, count="workspace_bytes", optional=False) if field.name == "workspace" else field
         found.append(MODE if field.name == "page_format" else kept)
     return Struct(name, doc, tuple(found))
 
@@ -224,7 +230,7 @@ def route(table: Table, operations: Mapping[str, OperationAbi]) -> tuple[Routed,
         if family.incumbent is None:
             continue
         chosen = _incumbent_of(family)
-        needed = {chosen.name} if family.operation == "decode" else {chosen.name, TILE_PLANNER}
+        needed = {chosen.name} if family.operation in DECODES else {chosen.name, TILE_PLANNER}
         found += _family_routes(family, chosen, needed <= names, operations[family.operation])
     return tuple(found)
 
@@ -251,7 +257,7 @@ def _family_routes(family: Family, chosen: Incumbent, served: bool, operation: O
     name = f"tilepress_routed_{family.name}"
     theirs = chosen.name if served else "which this library was built without, a refusal"
     doc = f"{family.entry} or, in the incumbent's mode, {theirs}, as mode says."
-    if family.operation == "decode":
+    if family.operation in DECODES:
         size = _with_mode(
             DECODE_PLAN_SIZE.struct, "tilepress_routed_decode_plan_size_args", "Arguments of every routed decode's plan size."
         )
@@ -263,7 +269,8 @@ def _family_routes(family: Family, chosen: Incumbent, served: bool, operation: O
             Routed(
                 name,
                 run,
-                f"{doc} {_NOTE} There a captured CUDA graph is replayed with plans of as many requests.",
+                f"{doc} {_NOTE} There a captured CUDA graph is replayed with plans of as many requests, "
+                "and early changes nothing.",
                 family,
                 "run",
                 family.entry,
@@ -288,7 +295,7 @@ def _family_routes(family: Family, chosen: Incumbent, served: bool, operation: O
                 f"{name}_plan",
                 plan,
                 f"Plans a step of {name} in a mode. The incumbent's chunks are chunk_tokens long; 0: one length, which gives "
-                "the longest request min(pages, sm_count / num_kv_heads) of them. Its windowed decode is not split. Host code. "
+                "the longest request at most sm_count / num_kv_heads of them. Its windowed decode is not split. Host code. "
                 "A refusal leaves the plan as it was.",
                 family,
                 "plan",

@@ -70,6 +70,15 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
                 group_multiple=2,
             ),
             Operation(
+                name="sliding_decode",
+                module="codegen.kernels.sliding_decode",
+                stages=(Stage(""),),
+                head_dims=(256,),
+                key_tile=64,
+                formats=("split",),
+                max_group=8,
+            ),
+            Operation(
                 name="decode",
                 module="codegen.kernels.decode",
                 stages=(Stage("partial"), Stage("merge", per_instance=False, tma=False)),

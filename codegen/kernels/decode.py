@@ -1,21 +1,25 @@
 """Split-KV decode over a paged KV pool: one query row a request, all keys or a window. Two kernels: partials, then a merge.
 
-partial: CTA c walks the plan's items plan_ctas[c] to plan_ctas[c + 1]. An item is a run of pages of one request and one KV
-head; its result is a normalised partial output and the base-2 lse of its scores, for every query head of the group. merge:
-combines a row's partials. Which run an item is depends on its request's length alone, so a request's bits do not depend on the
-batch.
+partial: CTA c walks a list of the plan's items: item c, which is empty where the CTA has nothing to do, then from each item to
+the one that it names as next. An item is a run of pages of one request and one KV head; its result is a normalised partial
+output and the base-2 lse of its scores, for every query head of the group. merge: combines a row's partials. Which run an item
+is depends on its request's length alone, so a request's bits do not depend on the batch.
+
+Both are launched while the kernel before them on the stream still runs, and wait for it before they touch memory. They let the
+next one start only after their own wait: what waits for one of them waits for all that came before it too, and the merge may
+read the plan before it waits for the partials.
 
 Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64nNk16 with N the group (8 at least): the group pads nothing, and the
 score of a key sits in the row that the key occupies.
 
-Warp roles, 160 threads: warpgroup 0 computes; one warp loads.
+Warp roles, 160 threads: warpgroup 0 computes; one warp loads, and reads the plan for both.
 
 Shared memory: a ring of tiles. Split: 192 KB of [64, head_dim], K and V of a page by turns. Folded: two stages of
 [64, 640], one tile serving both products, 160 KB. Q of two items where that fits, else of one. Two P tiles, so that a tile's
 P is written while the last one's product may still read.
 
 Barriers: full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read it. q_full
-and q_empty likewise, by item parity.
+and q_empty likewise, by item parity; with Q the loading warp hands over the item: its tiles, its slot, whether another follows.
 
 Keys: one tile is one page, copied from the pool seen as [pool_tiles, 64, KV heads, row width]. The last page's box starts
 64 - last rows early, so that the copy engine clips, and zeroes, what lies before it: key k of that page is row k + 64 - last,
@@ -39,10 +43,11 @@ PASS_CONFIGS = common.PASS_CONFIGS
 
 # Words of an item of the plan, and of a request, and where the header holds the batch; csrc/decode_plan.h has the same.
 ITEM_WORDS = 8
-REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN = range(7)
+REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, NEXT = range(8)
 FIRST_SLOT, SPLITS = range(2)
-REQUEST_WORDS = 2
+REQUEST_WORDS = 8
 HEADER_BATCH = 1
+HANDED_WORDS = 4  # of an item, from the loading warp to the computing ones; the last pads
 
 
 def build(request: Request) -> Any:
@@ -70,7 +75,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
     half = head_dim // 2
     q_rows, num_kv_heads, pool_tiles = T.dynamic("q_rows"), T.dynamic("num_kv_heads"), T.dynamic("pool_tiles")
     num_page_ids, max_slots = T.dynamic("num_page_ids"), T.dynamic("max_slots")
-    cta_words, status_words = T.dynamic("cta_words"), T.dynamic("status_words")
+    max_items, status_words = T.dynamic("max_items"), T.dynamic("status_words")
     heads = num_kv_heads * group
     minus_inf = -T.infinity(FP32)
     # (columns of Q, columns of the tile) whose products add up to the scores.
@@ -88,8 +93,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
         q: T.Tensor([q_rows, heads, head_dim], BF16),
         pool: T.Tensor([pool_tiles, page_size, num_kv_heads, width], BF16),
         page_ids: T.Tensor([num_page_ids], INT32),
-        plan_ctas: T.Tensor([cta_words], INT32),
-        plan_items: T.Tensor([max_slots, ITEM_WORDS], INT32),
+        plan_items: T.Tensor([max_items, ITEM_WORDS], INT32),
         partial_out: T.Tensor([max_slots, group, head_dim], FP32),
         partial_lse: T.Tensor([max_slots, group], FP32),
         status: T.Tensor([status_words], INT32),
@@ -106,41 +110,44 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
             q_s = T.alloc_shared([q_stages, columns, head_dim], BF16)
             p_s = T.alloc_shared([2, columns, page_size], BF16)
             hidden = T.alloc_shared([stages], INT32)
+            handed = T.alloc_shared([q_stages, HANDED_WORDS], INT32)
             full = T.alloc_barrier(arrive_count=[WARP] * stages)
             empty = T.alloc_barrier(arrive_count=[WARPGROUP] * stages)
             q_full = T.alloc_barrier(arrive_count=[WARP] * q_stages)
             q_empty = T.alloc_barrier(arrive_count=[WARPGROUP] * q_stages)
             tx = T.get_thread_binding()
-            first_item = T.alloc_var(INT32)
-            items = T.alloc_var(INT32)
-            first_item = T.max(T.min(plan_ctas[cta], max_slots), 0)
-            items = T.max(T.min(plan_ctas[cta + 1], max_slots) - first_item, 0)
+            i = T.alloc_var(INT32)  # items so far
+            tiles = T.alloc_var(INT32)
+            slot = T.alloc_var(INT32)
+            follows = T.alloc_var(INT32)
+            mask = T.alloc_var(INT32)
+            T.pdl_sync()
+            T.pdl_trigger()
+            i = 0
+            follows = 1
             if tx < WARPGROUP:
                 s = T.alloc_fragment([page_size, columns], FP32)
                 o = T.alloc_fragment([head_dim, columns], FP32)
+                sums = T.alloc_fragment([page_size, columns], FP32)  # of P over the tiles: a row of the tile each
                 m = T.alloc_fragment([columns], FP32)  # maximum of the raw scores
                 m_new = T.alloc_fragment([columns], FP32)
                 alpha = T.alloc_fragment([columns], FP32)
                 total = T.alloc_fragment([columns], FP32)
-                tile_total = T.alloc_fragment([columns], FP32)
                 scale = sm_scale * LOG2E
                 used = T.alloc_var(INT32)  # stages consumed so far
-                item = T.alloc_var(INT32)
-                tiles = T.alloc_var(INT32)
-                slot = T.alloc_var(INT32)
-                mask = T.alloc_var(INT32)
                 used = 0
-                for i in T.serial(items):
-                    item = first_item + i
-                    tiles = T.max(plan_items[item, TILES], 0)
-                    slot = plan_items[item, SLOT]
+                while follows != 0:
                     T.fill(o, 0)
-                    T.fill(total, 0)
+                    T.fill(sums, 0)
                     T.fill(m, minus_inf)
                     T.barrier_wait(q_full[i % q_stages], (i // q_stages) & 1)
+                    T.sync_warp()  # the wait does not tell the compiler that it orders memory; this does
+                    tiles = handed[i % q_stages, 0]
+                    slot = handed[i % q_stages, 1]
+                    follows = handed[i % q_stages, 2]
                     for t in T.serial(tiles):
                         T.barrier_wait(full[used % stages], (used // stages) & 1)
-                        T.sync_warp()  # the wait does not tell the compiler that it orders memory; this does
+                        T.sync_warp()
                         mask = hidden[used % stages]
                         for chunk, (q_from, q_to, k_from) in enumerate(score_chunks):
                             T.wgmma_gemm(
@@ -157,7 +164,9 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         if mask > 0:
                             for a, b in T.Parallel(page_size, columns):
                                 s[a, b] = T.if_then_else(a >= mask, s[a, b], minus_inf)
-                        T.reduce_max(s, m_new, dim=0, clear=True)
+                        # All of a thread's columns at once. It also keeps this reduction's workspace unlike the sum's in size:
+                        # of two equal ones, TileLang places either first, and two builds would differ.
+                        T.reduce_max(s, m_new, dim=0, clear=True, batch=columns // 4)
                         for b in T.Parallel(columns):
                             m_new[b] = T.max(m[b], m_new[b])
                         for b in T.Parallel(columns):
@@ -171,11 +180,8 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         for a, b in T.Parallel(page_size, columns):
                             p_s[t % 2, b, a] = s[a, b]
                         T.fence_proxy_async()
-                        # Two columns at once. It also keeps this reduction's workspace unlike the maximum's in size: of two
-                        # equal ones, TileLang places either first, and two builds would differ.
-                        T.reduce_sum(s, tile_total, dim=0, clear=True, batch=2)
-                        for b in T.Parallel(columns):
-                            total[b] = total[b] * alpha[b] + tile_total[b]
+                        for a, b in T.Parallel(page_size, columns):
+                            sums[a, b] = sums[a, b] * alpha[b] + s[a, b]
                         for d, b in T.Parallel(head_dim, columns):
                             o[d, b] *= alpha[b]
                         T.sync_threads(3, WARPGROUP)
@@ -193,17 +199,19 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         used = used + 1
                     T.barrier_arrive(q_empty[i % q_stages])
                     if slot >= 0 and slot < max_slots:
+                        T.reduce_sum(sums, total, dim=0, clear=True)
                         for d, b in T.Parallel(head_dim, columns):
                             if b < group:
                                 partial_out[slot, b, d] = T.if_then_else(total[b] == 0, 0.0, o[d, b] / total[b])
                         for b in T.Parallel(columns):
                             if b < group:
                                 partial_lse[slot, b] = T.if_then_else(total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b]))
+                    i = i + 1
             else:
                 lane = tx - WARPGROUP
+                words = T.alloc_local([ITEM_WORDS], INT32)
                 filled = T.alloc_var(INT32)  # stages filled so far
                 item = T.alloc_var(INT32)
-                tiles = T.alloc_var(INT32)
                 row = T.alloc_var(INT32)
                 kv_head = T.alloc_var(INT32)
                 first = T.alloc_var(INT32)
@@ -212,18 +220,32 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                 page = T.alloc_var(INT32)
                 tile = T.alloc_var(INT32)
                 start = T.alloc_var(INT32)
-                mask = T.alloc_var(INT32)
                 ids = T.alloc_var(INT32)  # this lane's of the next 32 page ids
                 filled = 0
-                for i in T.serial(items):
-                    item = first_item + i
-                    tiles = T.max(plan_items[item, TILES], 0)
-                    row = plan_items[item, REQUEST] + row_offset
-                    kv_head = plan_items[item, KV_HEAD]
-                    first = plan_items[item, FIRST_PAGE]
-                    last_len = T.max(T.min(plan_items[item, LAST_LEN], page_size), 1)
-                    older = T.max(T.min(plan_items[item, HIDDEN], page_size), 0)
+                item = cta
+                while follows != 0:
+                    for v in T.vectorized(ITEM_WORDS // 2):
+                        words[v] = plan_items[item, v]
+                    for v in T.vectorized(ITEM_WORDS // 2):
+                        words[ITEM_WORDS // 2 + v] = plan_items[item, ITEM_WORDS // 2 + v]
+                    row = words[REQUEST] + row_offset
+                    kv_head = words[KV_HEAD]
+                    first = words[FIRST_PAGE]
+                    tiles = T.max(words[TILES], 0)
+                    slot = words[SLOT]
+                    last_len = T.max(T.min(words[LAST_LEN], page_size), 1)
+                    older = T.max(T.min(words[HIDDEN], page_size), 0)
+                    follows = T.if_then_else(T.And(words[NEXT] > item, words[NEXT] < max_items), 1, 0)  # so it ends
+                    item = words[NEXT]
+                    ids = -1
+                    if first + lane >= 0 and first + lane < num_page_ids:
+                        ids = page_ids[first + lane]
                     T.barrier_wait(q_empty[i % q_stages], ((i // q_stages) & 1) ^ 1)
+                    if lane == 0:
+                        handed[i % q_stages, 0] = tiles
+                        handed[i % q_stages, 1] = slot
+                        handed[i % q_stages, 2] = follows
+                    T.sync_warp()
                     T.tma_copy(
                         q[row, kv_head * group : kv_head * group + columns, :],
                         q_s[i % q_stages, :, :],
@@ -231,7 +253,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     )
                     T.barrier_arrive(q_full[i % q_stages])
                     for t in T.serial(tiles):
-                        if t % WARP == 0:
+                        if t > 0 and t % WARP == 0:
                             ids = -1
                             if first + t + lane >= 0 and first + t + lane < num_page_ids:
                                 ids = page_ids[first + t + lane]
@@ -252,6 +274,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                             pool[tile, start : start + page_size, kv_head, :],
                             ring[filled % stages, :, :],
                             barrier=full[filled % stages],
+                            eviction_policy="evict_first",
                         )
                         T.barrier_arrive(full[filled % stages])
                         filled = filled + 1
@@ -261,24 +284,27 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                                 pool[tile + 1, start : start + page_size, kv_head, :],
                                 ring[filled % stages, :, :],
                                 barrier=full[filled % stages],
+                                eviction_policy="evict_first",
                             )
                             T.barrier_arrive(full[filled % stages])
                             filled = filled + 1
+                    i = i + 1
 
     return kernel
 
 
 COLUMNS = 128  # output columns a merging CTA
-LANES = 8  # partials it reads at once
 VECTOR = 4  # columns a thread
+LANES = 8  # partials it reads side by side
+DEPTH = 5  # of them a thread reads before it needs one: 40 a CTA, more than a request and KV head has where there are four
 
 
 def merge(head_dim: int) -> Any:
     """The merge kernel's prim_func: a row's partials, weighed by their lse, into its output.
 
-    One CTA merges 128 columns of one query head of one request: 8 lanes of 32 threads, each lane every eighth partial, then
-    the lanes in order. The sum's order depends on the number of partials alone. A request without partials, or whose partials
-    saw no key, gives zeros and lse = -inf.
+    One CTA merges 128 columns of one query head of one request: 8 lanes of 32 threads, each lane every eighth partial, five at
+    a time, then the lanes in order. The sum's order depends on the number of partials alone. A request without partials, or
+    whose partials saw no key, gives zeros and lse = -inf.
     """
     q_rows, num_q_heads, group = T.dynamic("q_rows"), T.dynamic("num_q_heads"), T.dynamic("group")
     max_slots, max_batch = T.dynamic("max_slots"), T.dynamic("max_batch")
@@ -300,13 +326,20 @@ def merge(head_dim: int) -> Any:
         want_lse: T.int32,
     ):
         with T.Kernel(group * blocks, num_kv_heads, max_batch, threads=threads) as (group_block, kv_head, request):
+            T.annotate_min_blocks_per_sm(5)  # they wait beside the partial kernel's CTAs, and start as one wave
             sums = T.alloc_shared([LANES, COLUMNS], FP32)
             weights = T.alloc_shared([LANES], FP32)
+            maxima = T.alloc_shared([LANES], FP32)
             acc = T.alloc_local([VECTOR], FP32)
+            read = T.alloc_local([DEPTH, VECTOR], FP32)
+            read_lse = T.alloc_local([DEPTH], FP32)
             m = T.alloc_var(FP32)
+            m_new = T.alloc_var(FP32)
+            base = T.alloc_var(FP32)
             weight = T.alloc_var(FP32)
             total = T.alloc_var(FP32)
             value = T.alloc_var(FP32)
+            batch = T.alloc_var(INT32)
             first = T.alloc_var(INT32)
             splits = T.alloc_var(INT32)
             row = T.alloc_var(INT32)
@@ -317,38 +350,65 @@ def merge(head_dim: int) -> Any:
             block = group_block % blocks
             head = kv_head * group + in_group
             row = request + row_offset
-            if request < plan_header[HEADER_BATCH] and row >= 0 and row < q_rows:
-                splits = plan_requests[request, SPLITS]
-                first = plan_requests[request, FIRST_SLOT] + kv_head * splits
-                first = T.max(T.min(first, max_slots), 0)
+            # The partial kernel lets this one start after its own wait, and so after whatever wrote the plan.
+            batch = plan_header[HEADER_BATCH]
+            splits = plan_requests[request, SPLITS]
+            first = plan_requests[request, FIRST_SLOT]
+            T.pdl_sync()
+            T.pdl_trigger()
+            if request < batch and row >= 0 and row < q_rows:
+                first = T.max(T.min(first + kv_head * splits, max_slots), 0)
                 splits = T.max(T.min(splits, max_slots - first), 0)
                 m = minus_inf
-                for s in T.serial(splits):
-                    m = T.max(m, partial_lse[first + s, in_group])
-                if m == minus_inf:
-                    m = 0  # no partial saw a key, and every weight is 0; or a query is NaN, and so are they
                 total = 0
                 for v in T.unroll(VECTOR):
                     acc[v] = 0
-                for k in T.serial(T.ceildiv(splits - lane, LANES)):
-                    slot = first + k * LANES + lane
-                    weight = T.exp2(partial_lse[slot, in_group] - m)
-                    total = total + weight
+                for k in T.serial(T.ceildiv(splits, DEPTH * LANES)):
+                    for u in T.unroll(DEPTH):
+                        if (k * DEPTH + u) * LANES + lane < splits:
+                            read_lse[u] = partial_lse[first + (k * DEPTH + u) * LANES + lane, in_group]
+                            for v in T.vectorized(VECTOR):
+                                read[u, v] = partial_out[
+                                    first + (k * DEPTH + u) * LANES + lane, in_group, block * COLUMNS + column + v
+                                ]
+                        else:
+                            read_lse[u] = minus_inf
+                            for v in T.vectorized(VECTOR):
+                                read[u, v] = 0
+                    m_new = m
+                    for u in T.unroll(DEPTH):
+                        m_new = T.max(m_new, read_lse[u])
+                    # No partial has seen a key, and every weight is 0; or a query is NaN, and so are they.
+                    base = T.if_then_else(m_new == minus_inf, 0.0, m_new)
+                    weight = T.exp2(m - base)
+                    m = m_new
+                    total = total * weight
                     for v in T.vectorized(VECTOR):
-                        acc[v] = acc[v] + weight * partial_out[slot, in_group, block * COLUMNS + column + v]
+                        acc[v] = acc[v] * weight
+                    for u in T.unroll(DEPTH):
+                        weight = T.exp2(read_lse[u] - base)
+                        total = total + weight
+                        for v in T.vectorized(VECTOR):
+                            acc[v] = acc[v] + weight * read[u, v]
                 for v in T.vectorized(VECTOR):
                     sums[lane, column + v] = acc[v]
                 if column == 0:
                     weights[lane] = total
+                    maxima[lane] = m
                 T.sync_threads()
                 if tx < COLUMNS:
+                    m = maxima[0]
+                    for k in T.unroll(1, LANES):
+                        m = T.max(m, maxima[k])
+                    base = T.if_then_else(m == minus_inf, 0.0, m)
                     total = 0
                     value = 0
                     for k in T.unroll(LANES):
-                        total = total + weights[k]
-                        value = value + sums[k, tx]
+                        weight = T.exp2(maxima[k] - base)
+                        total = total + weight * weights[k]
+                        value = value + weight * sums[k, tx]
                     out[row, head, block * COLUMNS + tx] = T.if_then_else(total == 0, 0.0, value / total)
                     if want_lse != 0 and block == 0 and tx == 0:
-                        lse[row, head] = T.if_then_else(total == 0, minus_inf, (m + T.log2(total)) * LN2)
+                        lse[row, head] = T.if_then_else(total == 0, minus_inf, (base + T.log2(total)) * LN2)
 
     return kernel

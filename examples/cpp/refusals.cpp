@@ -359,7 +359,7 @@ const Refusal<DecodeArgs> kDecodeRefusals[] = {
     {"page_format unlike the plan's", [](DecodeArgs &a) { a.page_format = TILEPRESS_PAGE_FORMAT_FOLDED; }, kInvalid,
      "page_format"},
     {"sm_scale NaN", [](DecodeArgs &a) { a.sm_scale = std::numeric_limits<float>::quiet_NaN(); }, kInvalid, "sm_scale"},
-    {"reserved 1", [](DecodeArgs &a) { a.reserved = 1; }, kInvalid, "reserved"},
+    {"early 2", [](DecodeArgs &a) { a.early = 2; }, kInvalid, "early"},
 };
 
 // Of calls that are valid in the incumbent's mode.

@@ -92,6 +92,8 @@ class Launch(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("dynamic_shared", ctypes.c_size_t),
         ("stream", ctypes.c_void_p),
+        ("cluster", ctypes.c_uint),
+        ("programmatic", ctypes.c_uint),
         ("arguments", ctypes.c_uint64 * 32),
     ]
 

@@ -46,8 +46,7 @@ NARROW_KERNELS = (
     "global_decode_partial_g8_folded",
     "global_decode_merge",
     "sliding_prefill_g4_split",
-    "sliding_decode_partial_g4_split",
-    "sliding_decode_merge",
+    "sliding_decode_g4_split",
 )
 
 

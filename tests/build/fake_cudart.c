@@ -57,6 +57,8 @@ int fake_minor = 0;
 int fake_shared_memory = 232448;
 int fake_sm_count = 132;
 
+int fake_clusters = 17; /* that the device holds at once */
+
 int fake_calls; /* of any function but the registration at load time */
 int fake_attribute_calls;
 int fake_launches;
@@ -65,6 +67,8 @@ struct {
   unsigned grid[3], block[3];
   size_t dynamic_shared;
   void *stream;
+  unsigned cluster; /* blocks of a cluster along x; 0: no clusters */
+  unsigned programmatic;
   uint64_t arguments[ARGUMENTS];
 } fake_launch[LAUNCHES];
 int fake_argument_bytes[LAUNCHES][ARGUMENTS]; /* set by the test: how many to read of each argument, 8 at most */
@@ -101,6 +105,13 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
   return cudaSuccess;
 }
 
+cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, const void *function, const cudaLaunchConfig_t *config) {
+  (void)function, (void)config;
+  ++fake_calls;
+  *clusters = fake_clusters;
+  return cudaSuccess;
+}
+
 static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *address, const cuuint64_t *dims,
                        const cuuint64_t *strides, const cuuint32_t *box, const cuuint32_t *element_strides,
                        CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
@@ -132,6 +143,13 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *fu
   memcpy(fake_launch[n].block, &config->blockDim, sizeof fake_launch[n].block);
   fake_launch[n].dynamic_shared = config->dynamicSmemBytes;
   fake_launch[n].stream = config->stream;
+  fake_launch[n].cluster = fake_launch[n].programmatic = 0;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const cudaLaunchAttribute *attribute = &config->attrs[i];
+    if (attribute->id == cudaLaunchAttributeClusterDimension) fake_launch[n].cluster = attribute->val.clusterDim.x;
+    if (attribute->id == cudaLaunchAttributeProgrammaticStreamSerialization)
+      fake_launch[n].programmatic = (unsigned)attribute->val.programmaticStreamSerializationAllowed;
+  }
   memset(fake_launch[n].arguments, 0, sizeof fake_launch[n].arguments);
   for (int i = 0; i < ARGUMENTS; ++i)
     if (fake_argument_bytes[n][i] > 0) memcpy(&fake_launch[n].arguments[i], arguments[i], fake_argument_bytes[n][i]);

@@ -172,7 +172,7 @@ ENTRIES = [
     {
         "name": "tilepress_sliding_decode",
         "struct": "tilepress_decode_args",
-        "operation": "decode",
+        "operation": "sliding_decode",
         "head_dim": 256,
         "page_size": 64,
         "groups": [2, 4, 8],
@@ -193,15 +193,15 @@ ENTRIES = [
     *({"name": f"tilepress_routed_sliding_decode{x}", "struct": f"tilepress_routed_decode{x}_args"} for x in PARTS),
 ]
 
-# Grid and threads of every kernel. A windowed prefill's CTA has two heads; a merge's, 128 of a head's columns.
+# Grid and threads of every kernel. A windowed prefill's CTAs stay; a merge's has 128 of a head's columns.
 PARTIAL_GRID = ["ctas", "1", "1"]
+CLUSTERS = ["(std::min(resident_clusters, (max_batch * num_kv_heads)) * 6)", "1", "1"]
 KERNELS: dict[str, tuple[list[str], int]] = {
     **{f"global_prefill_g{g}_{f}": ([str(g), "q_tiles", "num_kv_heads"], 384) for f in ("split", "folded") for g in (4, 8, 16)},
     **{f"global_decode_partial_g{g}_{f}": (PARTIAL_GRID, 160) for f in ("split", "folded") for g in (4, 8, 16)},
     "global_decode_merge": (["(group * 4)", "num_kv_heads", "max_batch"], 256),
-    **{f"sliding_prefill_g{g}_split": ([str(g // 2), "q_tiles", "num_kv_heads"], 384) for g in (2, 4, 8)},
-    **{f"sliding_decode_partial_g{g}_split": (PARTIAL_GRID, 160) for g in (2, 4, 8)},
-    "sliding_decode_merge": (["(group * 2)", "num_kv_heads", "max_batch"], 256),
+    **{f"sliding_prefill_g{g}_split": (["sm_count", "1", "1"], 384) for g in (2, 4, 8)},
+    **{f"sliding_decode_g{g}_split": (CLUSTERS, 192) for g in (2, 4, 8)},
 }
 
 
@@ -230,7 +230,9 @@ def test_manifest_of_a_full_build(library: Path) -> None:
         (64 + 2 * 80) * 1024 + 4 * 64 * 4,
     }
     for name, kernel in kernels.items():
-        assert kernel["cluster"] == ([2, 1, 1] if name.startswith("global_prefill") else [1, 1, 1])
+        ctas = 2 if name.startswith("global_prefill") else 6 if name.startswith("sliding_decode") else 1
+        assert kernel["cluster"] == [ctas, 1, 1]
+        assert kernel["programmatic"] == ("decode" in name)
     for name, kernel in kernels.items():
         if "prefill" in name:
             # 384 threads of 168 fill the 65,536 registers of a block, which setmaxnreg deals out again as 2 * 240 + 24.
@@ -388,7 +390,7 @@ def test_a_kernels_flags_are_the_tables_alone(narrow: Narrow, run_cli: Cli, tmp_
         done.failed(errors.ToolchainError.exit_code, "NVCC_APPEND_FLAGS")
     else:
         bodies = ("merge_states_body.o", "prep_global_body.o", "prep_sliding_body.o", "activation_body.o")
-        for name in ("sliding_decode_partial_g4_split.o", "sliding_decode_merge.o", *bodies):
+        for name in ("sliding_decode_g4_split.o", *bodies):
             assert objects(tmp_path / "out")[name] == objects(narrow.out)[name]
 
 
@@ -590,9 +592,9 @@ def test_from_a_tree_whose_kernels_are_damaged(emitted: Path, run_cli: Cli, tmp_
 def test_from_a_tree_that_lacks_a_source(emitted: Path, run_cli: Cli, tmp_path: Path) -> None:
     tree = damaged(emitted, tmp_path / "tree", lambda record: None)
     (tree / "generated/global_prefill_g8_folded.cu").unlink()
-    (tree / "generated/sliding_decode_merge.cu").unlink()
+    (tree / "generated/sliding_decode_g4_split.cu").unlink()
     done = run_cli(*BUILD, "--from", tree, "--out", tmp_path / "out")
-    lacking = "lacks generated/global_prefill_g8_folded.cu, generated/sliding_decode_merge.cu."
+    lacking = "lacks generated/global_prefill_g8_folded.cu, generated/sliding_decode_g4_split.cu."
     done.failed(errors.OutputError.exit_code, lacking, "Emit the tree again")
 
 
@@ -808,7 +810,7 @@ def test_list_shows_what_serves_each_model(run_cli: Cli) -> None:
     for gpus, heads in (("1", "32/4"), ("2", "16/2"), ("4", "8/1")):
         assert ["gemma4-31b", "global", gpus, heads, "8", names] in rows
     assert ["gemma4-e4b", "global", "2", "4/1", "4", "global_prefill_g4_split, global_decode_partial_g4_split"] in rows
-    assert ["gemma4-31b", "sliding", "8", "4/2", "2", "sliding_prefill_g2_split, sliding_decode_partial_g2_split"] in rows
+    assert ["gemma4-31b", "sliding", "8", "4/2", "2", "sliding_prefill_g2_split, sliding_decode_g2_split"] in rows
     assert not [row for row in rows if "none" in row]
     # GPUs that divide both head counts: of the global layers 1, 2, 1, 2, 3; of the sliding ones 1, 2, 4, 4, 4.
     assert len(rows) == 9 + 15

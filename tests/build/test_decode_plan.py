@@ -25,12 +25,13 @@ SPLIT, FOLDED = FORMATS["split"].code, FORMATS["folded"].code
 PAGE = 64
 SMS = 132
 INT32_MAX = 2**31 - 1
+NO_ITEM = (0, 0, 0, 0, -1, 0, 0, 0)  # of a CTA that has nothing to do
 UNTOUCHED = 0x5A5A5A5A  # what a plan's array holds before a call
 
 # Words of csrc/decode_plan.h, written down again: a layout that changed by accident is seen here.
 HEADER_WORDS = 16
 MAGIC, BATCH, ITEMS, Q_HEADS, KV_HEADS, PAGE_SIZE, PAGE_FORMAT, MAX_BATCH, MAX_SLOTS, SM_COUNT = range(10)
-REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, ITEM_WORDS = 0, 1, 2, 3, 4, 5, 8
+REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, NEXT, ITEM_WORDS = range(9)
 
 SHIM = """
 #include <tilepress.h>
@@ -122,12 +123,16 @@ def sizes(c: ctypes.CDLL, **changes: int) -> Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan's parts, as lists: ctas [sm_count + 1], requests [max_batch] of (first slot, splits), items of ITEM_WORDS."""
+    """A plan's parts, as lists: requests [max_batch] of (first slot, splits), ctas [sm_count] of each one's items, by words."""
 
     header: list[int]
-    ctas: list[int]
     requests: list[tuple[int, int]]
-    items: list[tuple[int, ...]]
+    ctas: list[list[tuple[int, ...]]]
+
+    @property
+    def items(self) -> list[tuple[int, ...]]:
+        """Every CTA's items."""
+        return [item for items in self.ctas for item in items]
 
     def runs(self, request: int, kv_head: int) -> list[tuple[int, ...]]:
         """Items of a request and KV head, by slot."""
@@ -171,15 +176,20 @@ def parse(array: Sequence[int]) -> Plan:
         return (count + 3) // 4 * 4
 
     header = list(array[:HEADER_WORDS])
-    requests_at = HEADER_WORDS + up(header[SM_COUNT] + 1)
-    items_at = requests_at + up(2 * header[MAX_BATCH])
-    flat = array[requests_at : requests_at + 2 * header[MAX_BATCH]]
-    return Plan(
-        header,
-        list(array[HEADER_WORDS : HEADER_WORDS + header[SM_COUNT] + 1]),
-        list(zip(flat[::2], flat[1::2], strict=True)),
-        [tuple(array[items_at + i * ITEM_WORDS :][:ITEM_WORDS]) for i in range(header[ITEMS])],
-    )
+    items_at = HEADER_WORDS + 8 * header[MAX_BATCH]
+    flat = array[HEADER_WORDS : HEADER_WORDS + 8 * header[MAX_BATCH]]
+    items = [tuple(array[items_at + i * ITEM_WORDS :][:ITEM_WORDS]) for i in range(header[SM_COUNT] + header[MAX_SLOTS])]
+    ctas = []
+    for cta in range(header[SM_COUNT]):
+        at, chain = cta, []
+        while items[at] != NO_ITEM:
+            chain.append(items[at])
+            if not items[at][NEXT]:
+                break
+            assert header[SM_COUNT] <= items[at][NEXT] and items[at][NEXT] > at, "a next item lies further on"
+            at = items[at][NEXT]
+        ctas.append(chain)
+    return Plan(header, list(zip(flat[::8], flat[1::8], strict=True)), ctas)
 
 
 def plan(c: ctypes.CDLL, kv_len: Sequence[int], indptr: Sequence[int] | None = None, **changes: int) -> Plan:
@@ -201,12 +211,12 @@ def pages_of(length: int) -> int:
 def test_sizes_by_hand(c: ctypes.CDLL) -> None:
     """31B on an H200: 33 splits of each of 4 KV heads a request, 8 requests; group 8."""
     slots = 8 * 4 * 33
-    words = 16 + 136 + 16 + slots * 8  # header; 133 CTA bounds and 8 requests of 2, rounded up to 4 words; items
+    words = 16 + 64 + (132 + slots) * 8  # header; 8 requests of 8; items, one of each CTA and one of each slot
     assert sizes(c) == Sizes(OK, words, slots * 8 * (512 + 1) * 4)
 
 
 def test_declared_slots_replace_the_rule(c: ctypes.CDLL) -> None:
-    assert sizes(c, max_slots=10) == Sizes(OK, 16 + 136 + 16 + 80, 10 * 8 * 513 * 4)
+    assert sizes(c, max_slots=10) == Sizes(OK, 16 + 64 + (132 + 10) * 8, 10 * 8 * 513 * 4)
     assert sizes(c, max_slots=10, chunk_tokens=640) == sizes(c, max_slots=10)
 
 
@@ -222,7 +232,7 @@ def test_more_kv_heads_than_multiprocessors_still_get_one_split(c: ctypes.CDLL) 
 def test_the_header_names_what_the_plan_is_for(c: ctypes.CDLL, page_format: int) -> None:
     # The lists have two pages and one: the plan reaches into three page ids.
     made = plan(c, [100, 1], page_format=page_format)
-    assert made.header == [0x54504432, 2, 12, 32, 4, PAGE, page_format, 8, 8 * 4 * 33, SMS, 3, *[0] * 5]
+    assert made.header == [0x54504433, 2, 12, 32, 4, PAGE, page_format, 8, 8 * 4 * 33, SMS, 3, *[0] * 5]
 
 
 LENGTHS = (1, 2, 63, 64, 65, 128, 129, 2111, 2112, 2113, 10_602, 40_002, 81_653, 163_336, 262_143, 262_144)
@@ -232,10 +242,15 @@ HEADS = ((8, 1), (16, 1), (16, 2), (32, 4), (8, 2), (32, 8))
 @pytest.mark.parametrize(("q_heads", "kv_heads"), HEADS)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_boundaries_are_floors(c: ctypes.CDLL, length: int, q_heads: int, kv_heads: int) -> None:
-    """splits = min(pages, sm_count / kv_heads), and run i is the pages [floor(i pages / splits), floor((i + 1) ...))."""
+    """As many splits as runs no longer than the longest of sm_count / kv_heads takes, or sm_count / kv_heads where that is
+    nearly as many; run i is the pages [floor(i pages / splits), floor((i + 1) ...))."""
     made = plan(c, [length], num_q_heads=q_heads, num_kv_heads=kv_heads)
     pages = pages_of(length)
-    splits = min(pages, SMS // kv_heads)
+    most = SMS // kv_heads
+    longest = -(-pages // most)
+    splits = -(-pages // longest)
+    if longest > 1 and most - splits <= most / 16:
+        splits = most
     assert made.requests[0] == (0, splits)
     for head in range(kv_heads):
         runs = made.runs(0, head)
@@ -295,25 +310,29 @@ def test_every_page_is_read_once(c: ctypes.CDLL, q_heads: int, kv_heads: int, sp
                 assert sum((run[TILES] - 1) * PAGE + run[LAST_LEN] for run in runs) == length
                 assert all(run[TILES] >= 1 and 1 <= run[LAST_LEN] <= PAGE for run in runs)
         assert made.requests[len(lengths) :] == [(0, 0)] * (8 - len(lengths))
-        assert made.ctas[0] == 0
-        assert made.ctas[-1] == len(made.items) == made.header[ITEMS]
-        assert made.ctas == sorted(made.ctas)
+        assert len(made.items) == made.header[ITEMS]
 
 
 def test_no_cta_has_more_than_its_share_and_one_item(c: ctypes.CDLL) -> None:
     """Greedy assignment: the CTA that got an item had the least before, so no more than the average."""
     for lengths in batches():
         made = plan(c, lengths)
-        loads = [sum(item[TILES] for item in made.items[a:b]) for a, b in itertools.pairwise(made.ctas)]
+        loads = [sum(item[TILES] for item in items) for items in made.ctas]
         longest = max((item[TILES] for item in made.items), default=0)
         assert max(loads) <= sum(loads) / SMS + longest
 
 
 def test_a_lone_long_request_fills_the_machine(c: ctypes.CDLL) -> None:
-    """31B and 12B at 163,336 tokens: one item a multiprocessor, of lengths that differ by one page at most."""
-    for q_heads, kv_heads in ((32, 4), (16, 1)):
-        made = plan(c, [163_336], num_q_heads=q_heads, num_kv_heads=kv_heads)
-        assert made.ctas == list(range(SMS + 1))
+    """31B and 12B at 163,336 tokens, 2,553 pages, and 12B at 40,002, 626 pages, for which 126 runs of five would do: one item a
+    multiprocessor. 31B at 10,602, 166 pages: 28 runs of six. Their lengths differ by one page at most."""
+    for length, q_heads, kv_heads, ctas in (
+        (163_336, 32, 4, SMS),
+        (163_336, 16, 1, SMS),
+        (40_002, 16, 1, SMS),
+        (10_602, 32, 4, 112),
+    ):
+        made = plan(c, [length], num_q_heads=q_heads, num_kv_heads=kv_heads)
+        assert sorted(len(items) for items in made.ctas) == [0] * (SMS - ctas) + [1] * ctas
         assert max(item[TILES] for item in made.items) - min(item[TILES] for item in made.items) <= 1
 
 
@@ -349,7 +368,7 @@ def test_no_requests_make_an_empty_plan(c: ctypes.CDLL) -> None:
     assert code == OK, message(c)
     made = parse(array)
     assert made.header[BATCH] == made.header[ITEMS] == 0
-    assert made.ctas == [0] * (SMS + 1)
+    assert made.ctas == [[]] * SMS
 
 
 def test_a_plan_is_written_whole(c: ctypes.CDLL) -> None:
@@ -407,8 +426,8 @@ MEANT_FOR_PLANS: dict[str, tuple[dict[str, int], str]] = {
     "batch negative": ({"batch": -1}, "batch is -1"),
     "batch past max_batch": ({"max_batch": 1}, "batch is 2, past max_batch, 1"),
     "plan_words negative": ({"plan_words": -1}, "plan_words is -1"),
-    "plan_words zero": ({"plan_words": 0}, "plan_words is 0; this plan needs 8616"),
-    "plan_words one short": ({"plan_words": 8615}, "plan_words is 8615; this plan needs 8616"),
+    "plan_words zero": ({"plan_words": 0}, "plan_words is 0; this plan needs 9584"),
+    "plan_words one short": ({"plan_words": 9583}, "plan_words is 9583; this plan needs 9584"),
     "max_slots one short": ({"max_slots": 23}, "max_slots is 23; request 1 needs slots up to 24"),
     "chunks need more slots": ({"chunk_tokens": 64, "max_slots": 23}, "max_slots is 23; request 1 needs slots up to 24"),
 }
@@ -427,7 +446,7 @@ def test_plan_size_refuses_by_name(c: ctypes.CDLL, name: str) -> None:
 def test_the_planner_refuses_by_name_and_leaves_the_array(c: ctypes.CDLL, name: str) -> None:
     """Two requests of two and four pages: 24 slots."""
     changes, text = (MEANT_FOR_BOTH | MEANT_FOR_PLANS)[name]
-    code, array = call_plan(c, [100, 200], None, words=9000, **changes)
+    code, array = call_plan(c, [100, 200], None, words=10000, **changes)
     assert code == INVALID
     assert message(c).startswith("tilepress_decode_plan: ")
     assert text in message(c)
@@ -463,14 +482,14 @@ def test_a_null_argument_struct_is_refused(c: ctypes.CDLL) -> None:
 
 
 def test_a_refusal_leaves_the_last_plan_whole(c: ctypes.CDLL) -> None:
-    array = (ctypes.c_int32 * 9000)()
+    array = (ctypes.c_int32 * 10000)()
     lengths, pages = (ctypes.c_int32 * 2)(100, 200), (ctypes.c_int32 * 3)(0, 2, 6)
     values: dict[str, Any] = {
         "struct_size": ctypes.sizeof(PlanArgs),
         "kv_len": ctypes.addressof(lengths),
         "page_indptr": ctypes.addressof(pages),
         "plan": ctypes.addressof(array),
-        "plan_words": 9000,
+        "plan_words": 10000,
         "batch": 2,
         **PLAIN,
     }

@@ -44,8 +44,8 @@ POOL = {"pool": 0x40000, "num_pages": 10, "rows_per_page": 10 * 128, "layer_row"
 PLANNED = {"batch": 2, "max_batch": 4, "max_slots": 0, "sm_count": 132, "chunk_tokens": 0, "window": 0}
 # A request has at most 132 / 4 = 33 partials a KV head: 4 requests by 4 heads by 33.
 SLOTS = 4 * 4 * 33
-# A header of 16; 133 CTAs to a multiple of 4; two words a request; eight words a slot.
-WORDS = 16 + 136 + 4 * 2 + SLOTS * 8
+# A header of 16; eight words a request; eight an item, of which each CTA and each slot has one.
+WORDS = 16 + 4 * 8 + (132 + SLOTS) * 8
 # A partial of 8 heads: 512 columns and an lse, in fp32.
 WORKSPACE = SLOTS * 8 * (512 + 1) * 4
 
@@ -113,8 +113,8 @@ def values(entry: str) -> Changes:
             "num_heads": 16,
             "head_dim": 512,
         }
-    assert entry == "global_decode"
-    return {
+    assert entry in ("global_decode", "sliding_decode")
+    attention = {
         **POOL,
         **HEADS,
         **PAGE,
@@ -133,6 +133,9 @@ def values(entry: str) -> Changes:
         "head_dim": 512,
         "sm_scale": 1.0,
     }
+    if entry == "global_decode":
+        return attention
+    return {**attention, "num_kv_heads": 16, "head_dim": 256, "workspace": 0, "workspace_bytes": 0}
 
 
 def planned(library: Library, **changes: Any) -> int:
@@ -152,8 +155,8 @@ def valid(library: Library, entry: str, changes: Changes) -> ctypes.Structure:
     """The valid arguments with changes; a decode's plan is planned, with what `planned` in the changes says."""
     changes = dict(changes)
     how = changes.pop("planned", {})
-    if entry == "global_decode" and "plan_host" not in changes:
-        changes["plan_host"] = planned(library, **how)
+    if entry in ("global_decode", "sliding_decode") and "plan_host" not in changes:
+        changes["plan_host"] = planned(library, **{"num_kv_heads": values(entry)["num_kv_heads"], **how})
     return build(entry, **changes)
 
 
@@ -304,7 +307,9 @@ REFUSED: dict[str, Cases] = {
         "group of no instance": ({"num_q_heads": 4}, UNSUPPORTED, "the group, is 1; compiled for 4, 8, 16"),
         "head_dim of no instance": ({"head_dim": 256}, UNSUPPORTED, "head_dim is 256; compiled for 512"),
         "page_format of no instance": ({"page_format": 99}, UNSUPPORTED, "page_format is 99; compiled for 1, 2"),
-        "reserved": ({"reserved": 1}, INVALID, "reserved is 1"),
+        **below(0, "early"),
+        **above(1, "early"),
+        "early without a window": ({"early": 1}, INVALID, "early is 1; windowed entries alone take it"),
     },
     "decode_plan_size": {
         **PLANNING,
@@ -514,9 +519,15 @@ ACCEPTED: dict[str, dict[str, Changes]] = {
         "the last row": {"q_rows": 2, "row_offset": 0},
         "row_offset at its greatest": {"q_rows": INT32_MAX, "row_offset": INT32_MAX - 2},
         "a smaller plan": {
-            "planned": {"max_slots": 20, "plan_words": 16 + 136 + 8 + 20 * 8},
+            "planned": {"max_slots": 20, "plan_words": 16 + 4 * 8 + (132 + 20) * 8},
             "workspace_bytes": 20 * 8 * 513 * 4,
         },
+    },
+    "sliding_decode": {
+        "as is": {},
+        "early": {"early": 1},
+        "a workspace that nothing needs": {"workspace": 0x100000, "workspace_bytes": 7},
+        "a window": {"planned": {"window": 70}},
     },
     "sliding_prefill": {
         "as is": {},
@@ -561,8 +572,8 @@ PLANNED_CASES: dict[str, Changes] = {
     "no requests": {"batch": 0, "kv_len": 0, "page_indptr": 0},
     "a request without tokens": {"kv_len": host(0, 130), "page_indptr": host(0, 0, 3)},
     "more pages than are needed": {"page_indptr": host(0, 10, 100)},
-    "just enough slots": {"max_slots": 20, "plan_words": 16 + 136 + 8 + 20 * 8},
-    "chunks": {"max_slots": 20, "chunk_tokens": 64, "plan_words": 16 + 136 + 8 + 20 * 8},
+    "just enough slots": {"max_slots": 20, "plan_words": 16 + 4 * 8 + (132 + 20) * 8},
+    "chunks": {"max_slots": 20, "chunk_tokens": 64, "plan_words": 16 + 4 * 8 + (132 + 20) * 8},
     "the widest window": {"window": 2**29},
     "fewer multiprocessors than KV heads": {"sm_count": 1},
 }
@@ -582,11 +593,11 @@ def test_the_sizes_of_a_plan(tier: str, request: pytest.FixtureRequest, real: Li
     words, workspace = ctypes.c_int64(), ctypes.c_int64()
     out = {"plan_words_out": ctypes.addressof(words), "workspace_bytes_out": ctypes.addressof(workspace)}
     assert library.call("decode_plan_size", build("decode_plan_size", **out)) == (OK, "")
-    assert (words.value, workspace.value) == (WORDS, WORKSPACE) == (4384, 8667648)
-    # 100 slots of 8 heads; 2 multiprocessors and one more word, to a multiple of 4.
+    assert (words.value, workspace.value) == (WORDS, WORKSPACE) == (5328, 8667648)
+    # 100 slots of 8 heads; 2 multiprocessors.
     changes = {"max_slots": 100, "sm_count": 2, "max_batch": 1, "chunk_tokens": 128}
     assert library.call("decode_plan_size", build("decode_plan_size", **out, **changes)) == (OK, "")
-    assert (words.value, workspace.value) == (16 + 4 + 4 + 800, 100 * 8 * 513 * 4)
+    assert (words.value, workspace.value) == (16 + 8 + (2 + 100) * 8, 100 * 8 * 513 * 4)
     assert real.fake("calls").value == 0
 
 
@@ -638,7 +649,7 @@ def test_a_decode_of_batch_0_still_refuses(stub: Library) -> None:
 
 NEEDS = {
     # The g16 split kernel: three tiles, Q and P of 16 heads, and 1,024 bytes of barriers.
-    "global_decode": 219664,
+    "global_decode": 220704,
     "sliding_prefill": 230624,
 }
 
@@ -678,12 +689,14 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
     assert (list(first.grid), list(first.block)) == ([132, 1, 1], [160, 1, 1])
     # A head's 512 columns are four blocks: 8 heads of a group by 4, KV heads, the batch that the plan may hold.
     assert (list(second.grid), list(second.block)) == ([32, 4, 4], [256, 1, 1])
-    assert (first.dynamic_shared, second.dynamic_shared) == (216592, 4128)
+    assert (first.dynamic_shared, second.dynamic_shared) == (216624, 4160)
+    assert (first.programmatic, second.programmatic) == (1, 1)
     assert (first.stream, second.stream) == (0xABC0, 0xABC0)
-    # Parts of the plan at words 16, 152 and 160; of the workspace behind 528 partials of 8 heads of 512 fp32 columns.
+    # Parts of the plan at words 16 and 48; of the workspace behind 528 partials of 8 heads of 512 fp32 columns.
     assert arguments(first, partial) == {
         "ctas": 132,
         "layer_tile": 2,
+        "max_items": 132 + 528,
         "max_slots": 528,
         "num_page_ids": 5,
         "num_pages": 10,
@@ -691,8 +704,7 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
         "page_tiles": 20,
         "partial_lse": 0x100000 + 528 * 8 * 512 * 4,
         "partial_out": 0x100000,
-        "plan_ctas": 0x60000 + 16 * 4,
-        "plan_items": 0x60000 + 160 * 4,
+        "plan_items": 0x60000 + 48 * 4,
         "pool_tiles": 200,
         "row_offset": 3,
         "status": 0,
@@ -709,7 +721,7 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
         "partial_lse": 0x100000 + 528 * 8 * 512 * 4,
         "partial_out": 0x100000,
         "plan_header": 0x60000,
-        "plan_requests": 0x60000 + 152 * 4,
+        "plan_requests": 0x60000 + 16 * 4,
         "q_rows": 5,
         "row_offset": 3,
         "want_lse": 1,
@@ -719,6 +731,21 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
     q, pool = maps[0x10000], maps[0x40000]
     assert (q.rank, q.dims[:3], q.strides[:2], q.box[:3]) == (3, [512, 32, 5], [1024, 32 * 1024], [64, 8, 1])
     assert (pool.rank, pool.dims[:4], pool.box[:4]) == (4, [512, 64, 4, 200], [64, 64, 1, 1])
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_windowed_decode_is_one_launch_of_clusters(early: int, real: Library, library: Path) -> None:
+    real.fake("error").value = 0
+    kernel = kernel_record(library, "sliding_decode_g2_split")
+    real.expect(kernel)
+    assert real.call("sliding_decode", valid(real, "sliding_decode", {"early": early})) == (OK, "")
+    (launch,) = real.launches()
+    found = arguments(launch, kernel)
+    # 16 KV heads of four requests, that the plan may hold: more than the clusters that the device holds at once.
+    assert list(launch.grid) == [6 * found["resident_clusters"], 1, 1] and found["resident_clusters"] < 4 * 16
+    assert (list(launch.block), launch.cluster, launch.programmatic) == ([192, 1, 1], 6, 1)
+    assert (found["early"], found["max_batch"], found["num_kv_heads"], found["want_lse"]) == (early, 4, 16, 1)
+    assert (found["plan_header"], found["plan_requests"]) == (0x60000, 0x60000 + 16 * 4)
 
 
 @pytest.mark.parametrize(("group", "kv_heads"), [(4, 2), (8, 1), (16, 2)])

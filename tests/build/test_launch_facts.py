@@ -35,7 +35,7 @@ OTHERS = {
     "folded prefill": "global_prefill_g4_folded",
     "partial": "global_decode_partial_g8_split",
     "folded partial": "global_decode_partial_g16_folded",
-    "sliding partial": "sliding_decode_partial_g2_split",
+    "sliding decode": "sliding_decode_g2_split",
     "merge": "global_decode_merge",
     "sliding prefill": "sliding_prefill_g4_split",
 }
@@ -189,14 +189,19 @@ LAUNCHES = {
     # Q 64 KB; two tiles of 80 KB; four floats a row.
     "folded prefill": (("4", "q_tiles", "num_kv_heads"), 384, (64 + 2 * 80) * 1024 + 4 * 64 * 4),
     # Three tiles of [64, 512], 64 KB each; Q of two items, 8 rows of 1 KB each; two P tiles of [8, 64]; a mask of three
-    # words, to 16 bytes; 512 bytes and 1 KB for the reductions.
-    "partial": (("ctas", "1", "1"), 160, 3 * 65536 + 2 * 8192 + 2 * 1024 + 16 + 1536),
+    # words, to 16 bytes; two items handed over, four words each; 512 bytes and 1 KB for the reductions.
+    "partial": (("ctas", "1", "1"), 160, 3 * 65536 + 2 * 8192 + 2 * 1024 + 16 + 32 + 1536),
     # Two tiles of [64, 640], 80 KB each; Q of two items, 16 rows each; two P tiles of [16, 64].
-    "folded partial": (("ctas", "1", "1"), 160, 2 * 81920 + 2 * 16384 + 2 * 2048 + 16 + 1536),
-    # Six tiles of [64, 256], 32 KB each; Q of two items, 8 rows of 512 bytes each: the group of 2 is padded to 8; six words.
-    "sliding partial": (("ctas", "1", "1"), 160, 6 * 32768 + 2 * 4096 + 2 * 1024 + 32 + 1536),
-    # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums and a weight each.
-    "merge": (("(group * 4)", "num_kv_heads", "max_batch"), 256, 8 * 128 * 4 + 8 * 4),
+    "folded partial": (("ctas", "1", "1"), 160, 2 * 81920 + 2 * 16384 + 2 * 2048 + 16 + 32 + 2560),
+    # Three tiles of [64, 256], 32 KB each; Q, 8 rows of 512 bytes: the group of 2 is padded to 8; P of three; four parts to
+    # send and six received, of 2 * 64 + 8 floats.
+    "sliding decode": (
+        ("(std::min(resident_clusters, (max_batch * num_kv_heads)) * 6)", "1", "1"),
+        192,
+        3 * 32768 + 4096 + 3072 + 10 * 136 * 4 + 1536 + 320,
+    ),
+    # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums, a weight and a maximum each.
+    "merge": (("(group * 4)", "num_kv_heads", "max_batch"), 256, 8 * 128 * 4 + 2 * 8 * 4),
     # Three tiles of Q and four of keys or values, each [64, 256], 32 KB; 12 words of each of four items,
     # and 8 of a request.
     "sliding prefill": (("sm_count", "1", "1"), 384, (3 + 4) * 32 * 1024 + (4 * 12 + 8) * 4),
@@ -218,6 +223,7 @@ SCALARS = {
     "partial": {
         "ctas",
         "layer_tile",
+        "max_items",
         "max_slots",
         "num_page_ids",
         "num_pages",
@@ -236,6 +242,21 @@ SCALARS = {
         "row_offset",
         "want_lse",
     },
+    "sliding decode": {
+        "early",
+        "layer_tile",
+        "max_batch",
+        "num_kv_heads",
+        "num_page_ids",
+        "num_pages",
+        "page_tiles",
+        "pool_tiles",
+        "q_rows",
+        "resident_clusters",
+        "row_offset",
+        "want_lse",
+        "want_status",
+    },
     "sliding prefill": {
         "batch",
         "has_origin",
@@ -253,14 +274,15 @@ SCALARS = {
         "window_left",
     },
 }
-SCALARS["folded partial"] = SCALARS["sliding partial"] = SCALARS["partial"]
+SCALARS["folded partial"] = SCALARS["partial"]
 POINTERS = {
     "folded prefill": {param.name for param in PARAMS if param.kind == "pointer"},
-    "partial": {"page_ids", "partial_lse", "partial_out", "plan_ctas", "plan_items", "status"},
+    "partial": {"page_ids", "partial_lse", "partial_out", "plan_items", "status"},
     "merge": {"lse", "out", "partial_lse", "partial_out", "plan_header", "plan_requests"},
     "sliding prefill": {param.name for param in PARAMS if param.kind == "pointer"} | {"kv_origin"},
 }
-POINTERS["folded partial"] = POINTERS["sliding partial"] = POINTERS["partial"]
+POINTERS["folded partial"] = POINTERS["partial"]
+POINTERS["sliding decode"] = {"lse", "out", "page_ids", "plan_header", "plan_requests", "status"}
 
 
 @pytest.mark.parametrize("case", SCALARS)
@@ -278,7 +300,7 @@ POOLS = {
     "folded prefill": ("640", "1280", "81920"),
     "partial": ("512", "1024", "65536"),
     "folded partial": ("640", "1280", "81920"),
-    "sliding partial": ("256", "512", "32768"),
+    "sliding decode": ("256", "512", "32768"),
     "sliding prefill": ("256", "512", "32768"),
 }
 QUERIES = {
@@ -286,7 +308,7 @@ QUERIES = {
     "folded prefill": ("64", "64", "1"),
     "partial": ("64", "8", "1"),
     "folded partial": ("64", "16", "1"),
-    "sliding partial": ("64", "8", "1"),
+    "sliding decode": ("64", "8", "1"),
     "sliding prefill": ("64", "64", "1"),
 }
 

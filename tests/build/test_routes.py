@@ -19,7 +19,7 @@ pytestmark = pytest.mark.build
 
 INCUMBENT, TILELANG, TILELANG640 = 1, 2, 3
 UNTOUCHED = 0x5A5A5A5A  # what a plan's array holds before a call
-ROOM = 9000  # its words: more than any plan here
+ROOM = 10000  # its words: more than any plan here
 WITHOUT = "mode is TILEPRESS_MODE_INCUMBENT, but this library was built without the incumbent"
 FAMILIES = ("global_prefill", "global_decode", "sliding_prefill", "sliding_decode")
 ROUTED = [f"routed_{family}{role}" for family in FAMILIES for role in ("", "_plan_size", "_plan")]
@@ -631,7 +631,7 @@ DECODE_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
     "q_rows too few": ({"q_rows": 7}, {}, INVALID, "row_offset 5 and the plan's batch 3 run past q_rows, 7"),
     "page ids too few": ({"num_page_ids": 4}, {}, INVALID, "num_page_ids is 4, but plan_host reaches into 5 page ids"),
     "a generated mode's plan": ({}, {"mode": TILELANG}, INVALID, "plan_host is no plan that"),
-    "reserved": ({"reserved": 1}, {}, INVALID, "reserved is 1"),
+    "early": ({"early": 2}, {}, INVALID, "early is 2"),
 }
 PREFILL_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
     "other query heads": ({"num_q_heads": 16}, {}, INVALID, "num_q_heads is 16, but plan_host was built for 32"),
@@ -653,6 +653,15 @@ def test_a_run_refuses_by_name(stub: Library, family: str, case: str) -> None:
     found = stub.call(f"routed_{family}", run_args(stub, family, planned, changes))
     assert found[0] == code, found
     assert found[1].startswith(f"tilepress_routed_{family}: ") and text in found[1], found
+
+
+def test_the_incumbent_takes_early_and_does_nothing_else(stub: Library) -> None:
+    """It permits; only the generated decode over whole contexts, which cannot, refuses it."""
+    for mode in (INCUMBENT, TILELANG):
+        assert run(stub, "sliding_decode", {"mode": mode}, mode=mode, early=1)[0] == STUB
+    assert run(stub, "global_decode", early=1)[0] == STUB
+    code, message = run(stub, "global_decode", {"mode": TILELANG}, mode=TILELANG, early=1)
+    assert code == INVALID and message == "tilepress_global_decode: early is 1; windowed entries alone take it"
 
 
 def test_a_workspace_too_small(stub: Library) -> None:

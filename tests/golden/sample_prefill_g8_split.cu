@@ -46,10 +46,10 @@ int launch_sample_prefill_g8_split(const tilepress_prefill_args &args, const Pre
   if (int code = configure("sample_prefill_g8_split", reinterpret_cast<const void *>(kernel), 65536, &kernel_state))
     return code;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(8, q_tiles, num_kv_heads);
   config.blockDim = dim3(128, 1, 1);
   config.dynamicSmemBytes = 65536;
   config.stream = static_cast<cudaStream_t>(args.stream);
+  config.gridDim = dim3(8, q_tiles, num_kv_heads);
   return check_cuda("sample_prefill_g8_split",
                     cudaLaunchKernelEx(&config, kernel, pointer_to<bfloat16_t>(out), q_desc, q_rows));
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 import math
@@ -213,18 +214,23 @@ class Decoded:
         )
 
 
-def run_decode(library: ModuleType, batch: Batch, limits: Limits, *, lse: bool = True, status: bool = True) -> Decoded:
+def run_decode(
+    library: ModuleType, batch: Batch, limits: Limits, *, lse: bool = True, status: bool = True, early: bool = False
+) -> Decoded:
     """The decode's outputs, once the device is done."""
     plan = make_plan(library, batch, limits)
     outputs = make_outputs(batch)
-    decode(library, batch, plan, outputs, lse=lse, status=status)
+    torch.cuda.synchronize()  # so that `early` is no lie
+    decode(library, batch, plan, outputs, lse=lse, status=status, early=early)
     torch.cuda.synchronize()
     return Decoded(batch, plan, outputs)
 
 
 def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decoded:
-    """Both twins of the decode over a plan and a workspace of their own, with the launch values that csrc/decode.h
+    """The twins of the decode over a plan and a workspace of their own, with the launch values that csrc/decode.h
     computes."""
+    if batch.geometry.sliding:
+        return run_sliding_decode_twin(library, batch, limits)
     shape = batch.geometry
     plan = make_plan(library, batch, limits)
     outputs = make_outputs(batch)
@@ -236,7 +242,6 @@ def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decode
         batch.q,
         tiled_pool(batch),
         batch.page_ids[: batch.num_page_ids],
-        views.ctas,
         views.items,
         partial_out,
         partial_lse,
@@ -259,6 +264,37 @@ def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decode
         shape.kv_heads,
         plan.row_offset,
         1,  # want_lse
+    )
+    torch.cuda.synchronize()
+    return Decoded(batch, plan, outputs)
+
+
+def run_sliding_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decoded:
+    """The windowed decode's twin, with other clusters than the library's: their number changes no bit."""
+    shape = batch.geometry
+    plan = make_plan(library, batch, limits)
+    outputs = make_outputs(batch)
+    views = plan.device_parts
+    (kernel,) = twins("sliding_decode", shape)
+    torch.cuda.synchronize()
+    kernel(
+        batch.q,
+        tiled_pool(batch),
+        batch.page_ids[: batch.num_page_ids],
+        views.header,
+        views.requests,
+        outputs.out,
+        outputs.lse,
+        outputs.status,
+        batch.sm_scale,
+        plan.row_offset,
+        batch.num_pages,
+        shape.rows_per_page // TILE,
+        shape.layer_row // TILE,
+        3,  # resident_clusters
+        0,  # early
+        1,  # want_lse
+        1,  # want_status
     )
     torch.cuda.synchronize()
     return Decoded(batch, plan, outputs)
@@ -351,10 +387,10 @@ def assert_partials(decoded: Decoded, expected: Reference) -> None:
     """The fp32 partials, merged here in fp64, against the reference: the kernel's own error, apart from the rounding of out
     to bf16, so no allowance for that. And the plan is as it was, and so is what it does not use of the workspace."""
     plan, shape = decoded.plan, decoded.batch.geometry
-    used = plan.header[ITEMS]
+    used = plan.header[ITEMS] if not shape.sliding else 0  # one kernel leaves no partials
     out, lse = (part.double() for part in decoded.partials)
     for request, row in enumerate(plan.host_parts.requests[: decoded.batch.size].tolist()):
-        for kv_head in range(shape.kv_heads):
+        for kv_head in range(shape.kv_heads if used else 0):
             first = row[FIRST_SLOT] + kv_head * row[SPLITS]
             some = slice(first, first + row[SPLITS])
             heads = slice(kv_head * shape.group, (kv_head + 1) * shape.group)
@@ -393,7 +429,25 @@ def check_decode(library: ModuleType, batch: Batch, limits: Limits, *, status: i
     assert_partials(decoded, expected)
     bits = decoded.outputs.status_bits()
     assert bits == status, f"status bits {bits:#x}, expected {status:#x}"
+    if batch.geometry.sliding:
+        assert decoded.same_bits(run_decode(library, batch, limits, early=True)), "loading early changes bits"
     other = run_decode_twin(library, batch, limits)
     assert decoded.same_bits(other), "the library and its JIT twin differ in bits"
     assert other.outputs.status_bits() == status, "the JIT twin reports other status bits"
     return decoded
+
+
+def check_decodes_in_a_row(library: ModuleType, batch: Batch, limits: Limits) -> None:
+    """Two decodes, of which the second takes the first one's outputs for queries, and starts while that one runs: the same bits
+    as with the device idle in between. Several times, since a race need not show at once."""
+    first = run_decode(library, batch, limits)
+    second = run_decode(library, dataclasses.replace(batch, q=first.outputs.out.clone()), limits)
+    plan = make_plan(library, batch, limits)
+    for _ in range(8):
+        mine, theirs = make_outputs(batch), make_outputs(batch)
+        torch.cuda.synchronize()
+        decode(library, batch, plan, mine)
+        decode(library, dataclasses.replace(batch, q=mine.out), plan, theirs)
+        torch.cuda.synchronize()
+        assert mine.same_bits(first.outputs), "a decode differs from itself"
+        assert theirs.same_bits(second.outputs), "a decode did not wait for the one before it"

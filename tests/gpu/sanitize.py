@@ -49,8 +49,9 @@ SLIDING_PREFILLS = {
 # Of as many pairs of heads: three or more items a CTA, so that stages, Q's buffers and facts are used more than once.
 MANY = "several items a CTA"
 MANY_ROWS, MANY_PAIRS = (Request(130, 200), Request(3, 129)), 96
-# With a window of 100: one key, a page and a bit, whole pages left behind, and a front released.
-SLIDING_DECODES = {"one token": (1,), "ragged": (300, 0, 64, 129)}
+# With a window of 100: one key, a page and a bit, whole pages left behind, and a front released. Then more requests and heads
+# than a device holds clusters, so that a cluster has several items and uses its barriers more than once.
+SLIDING_DECODES = {"one token": (1,), "ragged": (300, 0, 64, 129), "many": tuple(1 + 37 * i % 200 for i in range(24))}
 
 
 def on_device(batch: Batch) -> Batch:
@@ -144,7 +145,7 @@ def sanitize_sliding_prefill(library: ModuleType) -> list[bool]:
 
 
 def sanitize_sliding_decode(library: ModuleType) -> list[bool]:
-    """Every instance of the decode's two kernels over a window, with and without a page id outside the pool."""
+    """Every instance of the windowed decode, with and without a page id outside the pool; a bad one is met early."""
     results = []
     for group, (name, contexts), bad_page in itertools.product(SLIDING_GROUPS, SLIDING_DECODES.items(), (False, True)):
         shape = Geometry(2 * group, 2, head_dim=256, layers=2)
@@ -152,9 +153,9 @@ def sanitize_sliding_decode(library: ModuleType) -> list[bool]:
         batch = build(shape, requests, device=HOST, tail_rows=0, spare_page_ids=0, slack=0, window_left=SLIDING_WINDOW_LEFT)
         if bad_page:
             batch.page_ids[0] = batch.num_pages
-        plan = device_plan(library, batch, Limits(len(contexts), max_slots=20, chunk_tokens=128, sm_count=FEW_CTAS))
+        plan = device_plan(library, batch, Limits(len(contexts)))
         outputs = device_outputs(batch)
-        decode(library, on_device(batch), plan, outputs)
+        decode(library, on_device(batch), plan, outputs, early=bad_page)
         results.append(verdict(library, f"sliding_decode g{group}, {name}, bad {bad_page}", batch, outputs, bad_page))
     return results
 

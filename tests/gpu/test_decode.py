@@ -30,6 +30,7 @@ from .harness import (
     assert_nan_exactly,
     assert_only_owned_rows,
     check_decode,
+    check_decodes_in_a_row,
     geometry,
     run_decode,
     spoil_queries,
@@ -84,7 +85,8 @@ def needed_slots(batch: Batch, chunk_tokens: int = 0) -> int:
     pages = [len(span.page_ids) for span in batch.spans()]
     if chunk_tokens:
         return heads * sum(-(-n * batch.geometry.page_size // chunk_tokens) for n in pages)
-    return heads * sum(min(n, max(1, Limits(1).sm_count // heads)) for n in pages)
+    most = max(1, Limits(1).sm_count // heads)
+    return heads * sum(-(-n // -(-n // most)) for n in pages if n)
 
 
 THREE_SPLITS = Case("three unequal splits", (7 * 64 + 20,), MODEL_KV_HEADS, chunk_tokens=192)
@@ -118,7 +120,7 @@ def test_the_splits_of_the_case_are_unequal(library: ModuleType) -> None:
     batch = THREE_SPLITS.batch(8, "split")
     parts = make_plan(library, batch, THREE_SPLITS.limits(batch)).host_parts
     assert int(parts.requests[0, SPLITS]) == 3
-    mine = parts.items[:, KV_HEAD] == 0
+    mine = (parts.items[:, KV_HEAD] == 0) & (parts.items[:, TILES] > 0)
     assert sorted(parts.items[mine, TILES].tolist()) == [2, 3, 3]
 
 
@@ -255,6 +257,12 @@ def several(group: int, page_format: str) -> Batch:
     """A batch of every length in MANY."""
     shape = geometry(group, MODEL_KV_HEADS[group], page_format)
     return build(shape, [Request(1, context) for context in MANY], device=DEVICE, seed=7)
+
+
+@every_instance
+def test_a_decode_waits_for_the_one_before_it(library: ModuleType, group: int, page_format: str) -> None:
+    batch = RAGGED.batch(group, page_format)
+    check_decodes_in_a_row(library, batch, RAGGED.limits(batch))
 
 
 @every_instance

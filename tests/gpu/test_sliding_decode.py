@@ -32,6 +32,7 @@ from .harness import (
     assert_only_owned_rows,
     assert_refused,
     check_decode,
+    check_decodes_in_a_row,
     mark_values,
     run_decode,
     seen_columns,
@@ -40,7 +41,7 @@ from .harness import (
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library", "twins")]
-OPERATION, HEAD_DIM = "decode", SLIDING_HEAD_DIM
+OPERATION, HEAD_DIM = "sliding_decode", SLIDING_HEAD_DIM
 
 every_group = pytest.mark.parametrize("group", SLIDING_GROUPS)
 
@@ -140,7 +141,9 @@ def test_the_plan_of_a_window(library: ModuleType, group: int) -> None:
     """Items begin at the page of the first visible key and hide what is older in it."""
     batch = Case("", (1000,), window_left=199, resident=260).batch(group)  # keys 800 to 999; the list begins at 704
     plan = make_plan(library, batch, Limits(1))
-    items = plan.host_parts.items[: plan.header[ITEMS]]
+    items = plan.host_parts.items
+    items = items[items[:, TILES] > 0]
+    assert len(items) == plan.header[ITEMS]
     assert int(items[:, TILES].sum()) == 4 * batch.geometry.kv_heads  # 768 to 999
     assert int(items[:, FIRST_PAGE].min()) == 1
     assert int(items[:, HIDDEN].max()) == 32
@@ -304,6 +307,12 @@ def bits(decoded: Decoded, request: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @every_group
+def test_a_decode_waits_for_the_one_before_it(library: ModuleType, group: int) -> None:
+    batch = RAGGED.batch(group)
+    check_decodes_in_a_row(library, batch, RAGGED.limits(batch))
+
+
+@every_group
 def test_bits_do_not_depend_on_the_batch(library: ModuleType, group: int) -> None:
     """Alone, in reverse, beside itself twice, behind rows of nobody, and in plans of other sizes."""
     whole = several(group)
@@ -388,7 +397,6 @@ def test_the_heads_of_every_model_and_shard_are_served(library: ModuleType, q_he
         ({"num_kv_heads": 20}, "INVALID_ARGUMENT", "num_kv_heads"),
         ({"q": 0}, "INVALID_ARGUMENT", "q"),
         ({"plan_host": 0}, "INVALID_ARGUMENT", "plan_host"),
-        ({"workspace_bytes": 100}, "INVALID_ARGUMENT", "workspace_bytes"),
         ({"num_page_ids": 2}, "INVALID_ARGUMENT", "num_page_ids"),
         ({"row_offset": 1 << 30}, "INVALID_ARGUMENT", "row_offset"),
         ({"sm_scale": 0.0}, "INVALID_ARGUMENT", "sm_scale"),

@@ -381,6 +381,15 @@ def test_a_launch_behind_a_running_kernel_has_the_attribute() -> None:
     assert both.count("attributes[config.numAttrs++]") == 2
 
 
+def test_a_grid_of_resident_clusters_asks_the_device() -> None:
+    grid = ("(std::min(resident_clusters, q_tiles) * 2)", "1", "1")
+    text = rendering.kernel_source(entry(), lowered(cluster=(2, 1, 1), grid=grid, symbols=("q_tiles", "resident_clusters")))
+    assert "resident_clusters = args" not in text and "resident_clusters = values" not in text
+    asked = text.index("count_resident_clusters(")
+    assert text.index("attributes[config.numAttrs++]") < asked < text.index("config.gridDim = dim3((std::min(")
+    assert "count_resident_clusters" not in rendering.kernel_source(entry(), lowered(cluster=(2, 1, 1)))
+
+
 def test_an_element_type_without_a_spelling_raises() -> None:
     with pytest.raises(UndefinedError):
         rendering.kernel_source(entry(), lowered(params=(Param("out", "pointer", "float16"),)))

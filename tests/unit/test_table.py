@@ -51,7 +51,7 @@ FAMILIES = {
     "tilepress_global_prefill": ("prefill", "global", 512, (4, 8, 16), ("split", "folded")),
     "tilepress_global_decode": ("decode", "global", 512, (4, 8, 16), ("split", "folded")),
     "tilepress_sliding_prefill": ("sliding_prefill", "sliding", 256, (2, 4, 8), ("split",)),
-    "tilepress_sliding_decode": ("decode", "sliding", 256, (2, 4, 8), ("split",)),
+    "tilepress_sliding_decode": ("sliding_decode", "sliding", 256, (2, 4, 8), ("split",)),
 }
 
 
@@ -103,10 +103,9 @@ KERNELS = {
     ],
     "sliding_prefill": ["sliding_prefill_g2_split", "sliding_prefill_g4_split", "sliding_prefill_g8_split"],
     "sliding_decode": [
-        "sliding_decode_partial_g2_split",
-        "sliding_decode_partial_g4_split",
-        "sliding_decode_partial_g8_split",
-        "sliding_decode_merge",
+        "sliding_decode_g2_split",
+        "sliding_decode_g4_split",
+        "sliding_decode_g8_split",
     ],
 }
 
@@ -118,8 +117,8 @@ def test_kernels_and_their_names(committed: Table) -> None:
 def test_a_stage_that_serves_a_family_has_no_instance(committed: Table) -> None:
     """The merge reads partial results, not the pool: neither the group nor the page format, and no bulk copy."""
     merges = [k for family in committed.family for k in family.kernels if k.stage.name == "merge"]
-    assert [(k.family.name, k.group, k.page_format) for k in merges] == [("global_decode", 0, ""), ("sliding_decode", 0, "")]
-    assert [(k.stage.per_instance, k.stage.tma) for k in merges] == [(False, False)] * 2
+    assert [(k.family.name, k.group, k.page_format) for k in merges] == [("global_decode", 0, "")]
+    assert [(k.stage.per_instance, k.stage.tma) for k in merges] == [(False, False)]
     others = [k for family in committed.family for k in family.kernels if k not in merges]
     assert all(k.stage.per_instance and k.stage.tma and k.group and k.page_format for k in others)
 
@@ -208,7 +207,7 @@ BAD: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "head_dim without a kernel": ({"family__0__head_dim": 256}, (FIRST_FAMILY, "'head_dim'", "256", "allowed: 512")),
     "unknown operation": (
         {"family__0__operation": "prefil"},
-        (FIRST_FAMILY, "'operation'", "'prefil'", "allowed: prefill, sliding_prefill, decode."),
+        (FIRST_FAMILY, "'operation'", "'prefil'", "allowed: prefill, sliding_prefill, sliding_decode, decode."),
     ),
     "unknown format": ({"family__0__formats": ["packed"]}, (FIRST_FAMILY, "'formats'", "'packed'", "allowed: split, folded.")),
     "two families of one name": ({"family": [FAMILY, FAMILY]}, ("[[family]] 'sample_prefill'", "'name'", "unique")),

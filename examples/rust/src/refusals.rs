@@ -320,7 +320,7 @@ const DECODE_REFUSALS: &[Refusal<DecodeArgs>] = &[
     ("page_size 32", |a| a.page_size = 32, UNSUPPORTED, "page_size"),
     ("page_format unlike the plan's", |a| a.page_format = PAGE_FORMAT_FOLDED, INVALID_ARGUMENT, "page_format"),
     ("sm_scale NaN", |a| a.sm_scale = f32::NAN, INVALID_ARGUMENT, "sm_scale"),
-    ("reserved 1", |a| a.reserved = 1, INVALID_ARGUMENT, "reserved"),
+    ("early 2", |a| a.early = 2, INVALID_ARGUMENT, "early"),
 ];
 
 /// Of calls that are valid in the incumbent's mode.

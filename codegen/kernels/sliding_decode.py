@@ -1,0 +1,402 @@
+"""Decode over a window of a paged KV pool: one query row a request. One kernel; a cluster of CTAs reads a request and KV head.
+
+Schedule. An item is a request and KV head. Clusters are persistent: cluster c takes the items c, c + clusters, ... CTA `rank`
+of the cluster's six reads the visible pages rank, rank + 6, ..., so which CTA reads a page, and hence the order of every sum,
+depends on the request's own window alone. It computes the scores of up to three pages, one softmax over them, and their part of
+the output; a window of more than 18 pages takes several such rounds. Then it sends its part, normalised and with the base-2
+lse, to the first four ranks, a quarter of the columns each, and these merge the six parts and write the row.
+
+Launch. The kernel starts while the one before it on the stream still runs, and waits for it: before everything, or, where the
+caller says `early`, before it asks for q and a request's newest page. It lets the next one start after that wait.
+
+Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64n8k16: the group is padded to 8, and the score of a key sits in the row
+that the key occupies.
+
+Warp roles, 192 threads: warpgroup 0 computes; one warp loads, and reads the plan for both; one warp merges, so that the others
+go on with the next item.
+
+Shared memory: a ring of [64, 256] tiles, a round's K, then its V: three of 32 KB, so that two CTAs fit a multiprocessor and the
+next call's loads run beside this one's end; six where the parts of a larger group leave no room for two CTAs anyway. Q, P of a
+round, four parts to send and six received.
+
+Barriers: full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read it. q_full
+and q_empty likewise; with Q the loading warp hands over the item: its tiles, whether another follows. part_full of a merging
+CTA counts six parts and their bytes; part_empty, in every CTA, one arrival of each merging CTA: the parts are read, so they may
+be sent, and what they were sent from overwritten, again.
+
+Keys: one tile is one page, copied from the pool seen as [pool_tiles, 64, KV heads, 256]. The box of the last page starts
+64 - last rows early, that of the first page at its first visible row: the copy engine clips, and zeroes, the rows outside the
+page, which are neither read nor NaN. `visible[stage]` is the range of the tile's rows that count; it is empty for a page id
+outside the pool, whose box lies past the pool's end and reads as zero.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+
+from codegen.kernels import common
+from codegen.kernels.common import BF16, FP32, INT32, LN2, LOG2E, WARP, WARPGROUP
+from codegen.lowered import Request
+from codegen.status import BAD_PAGE_ID
+
+PASS_CONFIGS = common.PASS_CONFIGS
+
+# Words of a request of the plan, and where the header holds the batch; csrc/decode_plan.h has the same.
+REQUEST_WORDS = 8
+FIRST_PAGE, PAGES, LAST_LEN, HIDDEN = range(2, 6)
+HEADER_BATCH = 1
+
+CLUSTER = 6  # CTAs of an item
+MERGING = 4  # of them merge
+ROUND = 3  # pages of a CTA whose scores it computes before one softmax
+COLUMNS = 8  # query heads of a group, padded
+HANDED_WORDS = 2  # of an item, from the loading warp to the computing ones
+ALL_ROLES = WARPGROUP + 2 * WARP
+
+
+def build(request: Request) -> Any:
+    """The prim_func.
+
+    Parameters and dynamic extents are those of `tilepress_decode_args` (codegen.abi) and the launch values of
+    csrc/sliding_decode.h; `resident_clusters` is the launcher's.
+    """
+    return kernel(request.head_dim, request.page_size, request.group).with_attr("global_symbol", request.name)
+
+
+def kernel(head_dim: int, page_size: int, group: int) -> Any:
+    """The kernel's prim_func."""
+    quarter = head_dim // MERGING
+    stages = 3 if group <= 2 else 6  # of 32 KB: two CTAs a multiprocessor, or what one has room for
+    part = group * quarter + COLUMNS  # floats of a part: output columns, then the lse of each head
+    q_rows, num_kv_heads, pool_tiles = T.dynamic("q_rows"), T.dynamic("num_kv_heads"), T.dynamic("pool_tiles")
+    num_page_ids, max_batch = T.dynamic("num_page_ids"), T.dynamic("max_batch")
+    header_words, status_words, lse_rows = T.dynamic("header_words"), T.dynamic("status_words"), T.dynamic("lse_rows")
+    heads = num_kv_heads * group
+    minus_inf = -T.infinity(FP32)
+
+    @T.prim_func
+    def kernel(
+        q: T.Tensor([q_rows, heads, head_dim], BF16),
+        pool: T.Tensor([pool_tiles, page_size, num_kv_heads, head_dim], BF16),
+        page_ids: T.Tensor([num_page_ids], INT32),
+        plan_header: T.Tensor([header_words], INT32),
+        plan_requests: T.Tensor([max_batch, REQUEST_WORDS], INT32),
+        out: T.Tensor([q_rows, heads, head_dim], BF16),
+        lse: T.Tensor([lse_rows, heads], FP32),
+        status: T.Tensor([status_words], INT32),
+        sm_scale: T.float32,
+        row_offset: T.int32,
+        num_pages: T.int32,
+        page_tiles: T.int32,
+        layer_tile: T.int32,
+        resident_clusters: T.int32,
+        early: T.int32,
+        want_lse: T.int32,
+        want_status: T.int32,
+    ):
+        with T.Kernel(
+            T.min(resident_clusters, max_batch * num_kv_heads) * CLUSTER, threads=ALL_ROLES, cluster_dims=(CLUSTER, 1, 1)
+        ) as cta:
+            ring = T.alloc_shared([stages, page_size, head_dim], BF16)
+            q_s = T.alloc_shared([COLUMNS, head_dim], BF16)
+            p_s = T.alloc_shared([COLUMNS, ROUND * page_size], BF16)
+            sent = T.alloc_shared([MERGING, part], FP32)
+            received = T.alloc_shared([CLUSTER, part], FP32)
+            visible = T.alloc_shared([stages, 2], INT32)
+            handed = T.alloc_shared([HANDED_WORDS], INT32)
+            full = T.alloc_barrier(arrive_count=[WARP] * stages)
+            empty = T.alloc_barrier(arrive_count=[WARPGROUP] * stages)
+            q_full = T.alloc_barrier(arrive_count=[WARP])
+            q_empty = T.alloc_barrier(arrive_count=[WARPGROUP])
+            part_full = T.alloc_cluster_barrier([CLUSTER])
+            part_empty = T.alloc_cluster_barrier([MERGING])
+            tx = T.get_thread_binding()
+            rank = cta % CLUSTER
+            clusters = T.min(resident_clusters, max_batch * num_kv_heads)
+            i = T.alloc_var(INT32)  # items so far
+            item = T.alloc_var(INT32)
+            items = T.alloc_var(INT32)
+            more = T.alloc_var(INT32)
+            i = 0
+            item = cta // CLUSTER
+            more = 1
+            if tx < WARPGROUP:
+                s = [T.alloc_fragment([page_size, COLUMNS], FP32) for _ in range(ROUND)]
+                o = T.alloc_fragment([head_dim, COLUMNS], FP32)
+                highest = T.alloc_fragment([page_size, COLUMNS], FP32)  # of the scores over the tiles: a row of the tile each
+                sums = T.alloc_fragment([page_size, COLUMNS], FP32)  # of P over the tiles, likewise
+                partial = T.alloc_fragment([COLUMNS], FP32)  # the round's sums of P
+                m = T.alloc_fragment([COLUMNS], FP32)  # maximum of the raw scores
+                m_new = T.alloc_fragment([COLUMNS], FP32)
+                alpha = T.alloc_fragment([COLUMNS], FP32)
+                total = T.alloc_fragment([COLUMNS], FP32)
+                scale = sm_scale * LOG2E
+                used = T.alloc_var(INT32)  # stages consumed so far
+                tiles = T.alloc_var(INT32)
+                left = T.alloc_var(INT32)
+                begin = T.alloc_local([ROUND], INT32)
+                end = T.alloc_local([ROUND], INT32)
+                used = 0
+                while more != 0:
+                    T.fill(o, 0)
+                    T.fill(total, 0)
+                    T.fill(m, minus_inf)
+                    T.barrier_wait(q_full[0], i & 1)
+                    T.sync_warp()  # the wait does not tell the compiler that it orders memory; this does
+                    tiles = handed[0]
+                    more = handed[1]
+                    for r in T.serial(T.ceildiv(tiles, ROUND)):
+                        left = tiles - r * ROUND
+                        for t in list(range(ROUND)):  # a list: unrolled while tracing, since s is one of Python's
+                            if t < left:
+                                T.barrier_wait(full[(used + t) % stages], ((used + t) // stages) & 1)
+                                T.sync_warp()
+                                T.wgmma_gemm(
+                                    ring[(used + t) % stages, :, :], q_s[:, :], s[t], transpose_B=True, clear_accum=True
+                                )
+                        T.wait_wgmma(0)
+                        for t in list(range(ROUND)):
+                            begin[t] = page_size
+                            end[t] = 0
+                            if t < left:
+                                begin[t] = visible[(used + t) % stages, 0]
+                                end[t] = visible[(used + t) % stages, 1]
+                        T.sync_warp()
+                        if left <= ROUND:
+                            T.barrier_arrive(q_empty[0])
+                        for t in list(range(ROUND)):
+                            if t < left:
+                                T.barrier_arrive(empty[(used + t) % stages])
+                            if begin[t] > 0 or end[t] < page_size:
+                                for a, b in T.Parallel(page_size, COLUMNS):
+                                    s[t][a, b] = T.if_then_else(T.And(a >= begin[t], a < end[t]), s[t][a, b], minus_inf)
+                        used = used + T.min(left, ROUND)
+                        for a, b in T.Parallel(page_size, COLUMNS):
+                            highest[a, b] = s[0][a, b]
+                        for t in list(range(1, ROUND)):
+                            for a, b in T.Parallel(page_size, COLUMNS):
+                                highest[a, b] = T.max(highest[a, b], s[t][a, b])
+                        # Two columns at once. It also keeps this reduction's workspace unlike the sum's in size: of two equal
+                        # ones, TileLang places either first, and two builds would differ.
+                        T.reduce_max(highest, m_new, dim=0, clear=True, batch=2)
+                        for b in T.Parallel(COLUMNS):
+                            m_new[b] = T.max(m[b], m_new[b])
+                        for b in T.Parallel(COLUMNS):
+                            alpha[b] = T.if_then_else(m_new[b] == minus_inf, 1.0, T.exp2((m[b] - m_new[b]) * scale))
+                        for b in T.Parallel(COLUMNS):
+                            m[b] = m_new[b]
+                        for b in T.Parallel(COLUMNS):
+                            m_new[b] = T.if_then_else(m_new[b] == minus_inf, 0.0, m_new[b] * scale)
+                        for t in list(range(ROUND)):
+                            for a, b in T.Parallel(page_size, COLUMNS):
+                                s[t][a, b] = T.exp2(s[t][a, b] * scale - m_new[b])
+                            for a, b in T.Parallel(page_size, COLUMNS):
+                                p_s[b, t * page_size + a] = s[t][a, b]
+                        T.fence_proxy_async()
+                        for a, b in T.Parallel(page_size, COLUMNS):
+                            sums[a, b] = s[0][a, b]
+                        for t in list(range(1, ROUND)):
+                            for a, b in T.Parallel(page_size, COLUMNS):
+                                sums[a, b] = sums[a, b] + s[t][a, b]
+                        for d, b in T.Parallel(head_dim, COLUMNS):
+                            o[d, b] *= alpha[b]
+                        T.sync_threads(3, WARPGROUP)
+                        for t in list(range(ROUND)):
+                            if t < left:
+                                T.barrier_wait(full[(used + t) % stages], ((used + t) // stages) & 1)
+                                T.wgmma_gemm(
+                                    ring[(used + t) % stages, :, :],
+                                    p_s[:, t * page_size : (t + 1) * page_size],
+                                    o,
+                                    transpose_A=True,
+                                    transpose_B=True,
+                                )
+                        T.reduce_sum(sums, partial, dim=0, clear=True)
+                        for b in T.Parallel(COLUMNS):
+                            total[b] = total[b] * alpha[b] + partial[b]
+                        T.wait_wgmma(0)
+                        for t in list(range(ROUND)):
+                            if t < left:
+                                T.barrier_arrive(empty[(used + t) % stages])
+                        used = used + T.min(left, ROUND)
+                    if tiles <= 0:
+                        T.barrier_arrive(q_empty[0])
+                    T.barrier_wait(part_empty[0], (i & 1) ^ 1)
+                    T.sync_warp()
+                    for d, b in T.Parallel(head_dim, COLUMNS):
+                        if b < group:
+                            sent[d // quarter, b * quarter + d % quarter] = T.if_then_else(
+                                total[b] == 0, 0.0, o[d, b] / total[b]
+                            )
+                    for b in T.Parallel(COLUMNS):
+                        for k in T.unroll(MERGING):
+                            sent[k, group * quarter + b] = T.if_then_else(
+                                total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b])
+                            )
+                    T.fence_proxy_async()
+                    T.sync_threads(3, WARPGROUP)
+                    if tx < WARP and tiles >= 0:
+                        for k in T.unroll(MERGING):
+                            T.copy_cluster(sent[k, :], received[rank, :], dst_block=k, remote_barrier=part_full[0])
+                    i = i + 1
+                T.cluster_arrive()
+                T.cluster_wait()
+            elif tx < WARPGROUP + WARP:
+                lane = tx - WARPGROUP
+                words = T.alloc_local([REQUEST_WORDS], INT32)
+                waited = T.alloc_var(INT32)
+                filled = T.alloc_var(INT32)  # stages filled so far
+                request = T.alloc_var(INT32)
+                kv_head = T.alloc_var(INT32)
+                first = T.alloc_var(INT32)  # of this CTA, in the page ids
+                pages = T.alloc_var(INT32)
+                last_len = T.alloc_var(INT32)
+                older = T.alloc_var(INT32)  # keys of the first page that the window has left behind
+                mine = T.alloc_var(INT32)  # pages of this CTA
+                here = T.alloc_var(INT32)  # of those in this round
+                at = T.alloc_var(INT32)  # the page's place among the visible ones
+                index = T.alloc_var(INT32)  # of this CTA's pages
+                page = T.alloc_var(INT32)
+                tile = T.alloc_var(INT32)
+                start = T.alloc_var(INT32)
+                begin = T.alloc_var(INT32)
+                end = T.alloc_var(INT32)
+                ids = T.alloc_var(INT32)  # this lane's of the CTA's next 32 page ids
+                asked = T.alloc_var(INT32)  # whether q has been asked for
+                waited = 0
+                filled = 0
+                request = item // num_kv_heads
+                if early == 0:
+                    T.pdl_sync()
+                    T.pdl_trigger()
+                    waited = 1
+                while more != 0:
+                    items = T.min(plan_header[HEADER_BATCH], max_batch) * num_kv_heads
+                    for v in T.vectorized(REQUEST_WORDS // 2):
+                        words[v] = plan_requests[T.min(request, max_batch - 1), v]
+                    for v in T.vectorized(REQUEST_WORDS // 2):
+                        words[REQUEST_WORDS // 2 + v] = plan_requests[T.min(request, max_batch - 1), REQUEST_WORDS // 2 + v]
+                    kv_head = item - request * num_kv_heads
+                    pages = T.max(words[PAGES], 0)
+                    last_len = T.max(T.min(words[LAST_LEN], page_size), 1)
+                    older = T.max(T.min(words[HIDDEN], page_size), 0)
+                    first = words[FIRST_PAGE] + rank
+                    mine = T.max(pages - rank + CLUSTER - 1, 0) // CLUSTER
+                    if item >= items:
+                        mine = -1
+                    more = T.if_then_else(item + clusters < items, 1, 0)
+                    asked = 0
+                    T.barrier_wait(q_empty[0], (i & 1) ^ 1)
+                    if lane == 0:
+                        handed[0] = mine
+                        handed[1] = more
+                    T.sync_warp()
+                    for r in T.serial(T.ceildiv(T.max(mine, 1), ROUND)):
+                        here = T.min(mine - r * ROUND, ROUND)
+                        for u in T.serial(2 * T.max(here, 0) + 1):  # the round's K, then its V; then what is left to do
+                            index = r * ROUND + T.if_then_else(u < here, u, u - here)
+                            at = rank + index * CLUSTER
+                            # What q must be asked for before: the newest page, and a tile for which the ring has no room until
+                            # the first ones have met q.
+                            if waited == 0 and (at == pages - 1 or u >= stages or u == 2 * here or mine <= 0):
+                                T.pdl_sync()
+                                T.pdl_trigger()
+                                waited = 1
+                            if asked == 0 and waited != 0:
+                                T.tma_copy(
+                                    q[request + row_offset, kv_head * group : kv_head * group + COLUMNS, :],
+                                    q_s[:, :],
+                                    barrier=q_full[0],
+                                    leader_scope_threads=WARP,
+                                )
+                                T.barrier_arrive(q_full[0])
+                                asked = 1
+                            if u < 2 * here:
+                                if index % WARP == 0 or u == 0:
+                                    ids = -1
+                                    if (
+                                        first + (index // WARP * WARP + lane) * CLUSTER >= 0
+                                        and first + (index // WARP * WARP + lane) * CLUSTER < num_page_ids
+                                    ):
+                                        ids = page_ids[first + (index // WARP * WARP + lane) * CLUSTER]
+                                page = T.shfl_sync(ids, index % WARP)
+                                tile = page * page_tiles + layer_tile + T.if_then_else(u < here, 0, 1)
+                                # Rows of the page from `start` on lie in the tile; those of them in [begin, end) count.
+                                start = T.if_then_else(at == 0, older, 0)
+                                begin = 0
+                                end = page_size - start
+                                if at == pages - 1:
+                                    begin = page_size - last_len + start
+                                    end = page_size
+                                    start = last_len - page_size
+                                if page < 0 or page >= num_pages:
+                                    tile = pool_tiles
+                                    begin = page_size
+                                    if want_status != 0 and lane == 0:
+                                        T.atomic_or(status[0], BAD_PAGE_ID)
+                                T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
+                                if lane == 0:
+                                    visible[filled % stages, 0] = begin
+                                    visible[filled % stages, 1] = end
+                                T.sync_warp()
+                                T.tma_copy(
+                                    pool[tile, start : start + page_size, kv_head, :],
+                                    ring[filled % stages, :, :],
+                                    barrier=full[filled % stages],
+                                    leader_scope_threads=WARP,
+                                    eviction_policy="evict_first",
+                                )
+                                T.barrier_arrive(full[filled % stages])
+                                filled = filled + 1
+                    item = item + clusters
+                    request = item // num_kv_heads
+                    i = i + 1
+                T.cluster_arrive()
+                T.cluster_wait()
+            else:
+                lane = tx - WARPGROUP - WARP
+                highest_lse = T.alloc_var(FP32)
+                weight = T.alloc_var(FP32)
+                whole = T.alloc_var(FP32)
+                acc = T.alloc_local([quarter // WARP], FP32)
+                row = T.alloc_var(INT32)
+                kv_head = T.alloc_var(INT32)
+                T.pdl_sync()
+                items = T.min(plan_header[HEADER_BATCH], max_batch) * num_kv_heads
+                while item < items and rank < MERGING:
+                    row = item // num_kv_heads + row_offset
+                    kv_head = item % num_kv_heads
+                    T.barrier_wait(part_full[0], i & 1)
+                    T.sync_warp()
+                    for h in T.unroll(group):
+                        highest_lse = minus_inf
+                        for k in T.unroll(CLUSTER):
+                            highest_lse = T.max(highest_lse, received[k, group * quarter + h])
+                        if highest_lse == minus_inf:
+                            highest_lse = 0  # no part has seen a key, and every weight is 0; or a query is NaN, and so are they
+                        whole = 0
+                        for v in T.unroll(quarter // WARP):
+                            acc[v] = 0
+                        for k in T.unroll(CLUSTER):
+                            weight = T.exp2(received[k, group * quarter + h] - highest_lse)
+                            whole = whole + weight
+                            for v in T.unroll(quarter // WARP):
+                                acc[v] = acc[v] + weight * received[k, h * quarter + v * WARP + lane]
+                        if row >= 0 and row < q_rows:
+                            for v in T.unroll(quarter // WARP):
+                                out[row, kv_head * group + h, rank * quarter + v * WARP + lane] = T.if_then_else(
+                                    whole == 0, 0.0, acc[v] / whole
+                                )
+                            if want_lse != 0 and rank == 0 and lane == 0:
+                                lse[row, kv_head * group + h] = T.if_then_else(
+                                    whole == 0, minus_inf, (highest_lse + T.log2(whole)) * LN2
+                                )
+                    T.sync_warp()
+                    if lane < CLUSTER:
+                        T.mbarrier_arrive(part_empty[0], lane)
+                    item = item + clusters
+                    i = i + 1
+                T.cluster_arrive()
+                T.cluster_wait()
+
+    return kernel
