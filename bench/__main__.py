@@ -379,7 +379,7 @@ def sliding_command(
     commit: str | None,
 ) -> None:
     """The sliding layers: the windowed prefill against this GPU's matrix product, cold and hot, and the windowed decode, merge
-    included, against its copy."""
+    included, against its copy: strict, and early, where a call may read older pages while the one before it runs."""
     library = gpu_library()
     mode = sliding_mode(model, prompts, decode_models, batches, layers)
     execute(library, [(mode, repeats)], [out], arms=arms, commit=commit)

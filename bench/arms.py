@@ -9,27 +9,30 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Arm:
-    """An implementation of attention. formats: the page formats whose pool it reads. optional: it comes with other packages,
-    and may fail without failing the run."""
+    """An implementation of attention. formats: the page formats whose pool it reads. own: the library's own kernels. optional:
+    it comes with other packages, and may fail without failing the run. only: the one case that it is for, if there is one."""
 
     name: str
     title: str
     formats: tuple[str, ...]
-    optional: bool
+    own: bool = False
+    optional: bool = False
+    only: str = ""
 
 
 ARMS: Mapping[str, Arm] = MappingProxyType(
     {
         arm.name: arm
         for arm in (
-            Arm("generated", "generated", ("split", "folded"), False),
-            Arm("incumbent", "incumbent (FlashInfer FA2)", ("split",), False),
-            Arm("flex", "PyTorch FlexAttention", ("split",), True),
-            Arm("fa4", "FlashAttention-4", ("split",), True),
+            Arm("generated", "generated", ("split", "folded"), own=True),
+            Arm("early", "generated, early loads", ("split",), own=True, only="sliding decode"),
+            Arm("incumbent", "incumbent (FlashInfer FA2)", ("split",)),
+            Arm("flex", "PyTorch FlexAttention", ("split",), optional=True),
+            Arm("fa4", "FlashAttention-4", ("split",), optional=True),
         )
     }
 )
-DEFAULT = "generated,incumbent"
+DEFAULT = "generated,early,incumbent"
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,6 @@ def parse(text: str) -> tuple[str, ...]:
     return found
 
 
-def of_format(arms: tuple[str, ...], page_format: str) -> tuple[str, ...]:
-    """Those that read pages of this format."""
-    return tuple(name for name in arms if page_format in ARMS[name].formats)
+def serving(arms: tuple[str, ...], case: str, page_format: str) -> tuple[str, ...]:
+    """Those that read pages of this format and are there for this case: prefill, decode, sliding prefill or sliding decode."""
+    return tuple(name for name in arms if page_format in ARMS[name].formats and ARMS[name].only in ("", case))

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from bench import decode, prefill, prep, report, roofline, sliding
-from bench.arms import Skipped, of_format
+from bench.arms import Skipped, serving
 from bench.inputs import Geometry
 from bench.loads import Load, Prompts
 from bench.measure import Timing
@@ -111,7 +111,7 @@ class Prefill:
     def measure(self, run: Run) -> list[Any]:
         found: list[Any] = []
         for geometry in self.geometries:
-            arms = of_format(run.arms, geometry.page_format)
+            arms = serving(run.arms, "prefill", geometry.page_format)
             for length in self.lengths:
                 run.begin(f"prefill, {geometry.page_format}, L = {length:,}")
                 found += prefill.measure(run.library, geometry, self.rows, length, arms=arms, repeats=run.repeats)
@@ -143,7 +143,7 @@ class Decode:
     def measure(self, run: Run) -> list[Any]:
         found: list[Any] = []
         for model, geometry in self.geometries:
-            arms = of_format(run.arms, geometry.page_format)
+            arms = serving(run.arms, "decode", geometry.page_format)
             for load in self.loads:
                 run.begin(f"decode, {model}, {geometry.page_format}, {load}")
                 found += [(model, one) for one in decode.measure(run.library, geometry, load, arms=arms, repeats=run.repeats)]
@@ -178,15 +178,17 @@ class Sliding:
 
     def measure(self, run: Run) -> list[Any]:
         found: list[Any] = []
+        arms = serving(run.arms, "sliding prefill", "split")
         for prompts in self.prompts:
             run.begin(f"sliding prefill, {prompts}")
-            found += sliding.measure(run.library, self.geometry, prompts, self.window, arms=run.arms, repeats=run.repeats)
+            found += sliding.measure(run.library, self.geometry, prompts, self.window, arms=arms, repeats=run.repeats)
+        arms = serving(run.arms, "sliding decode", "split")
         for model, geometry, window in self.decodes:
             for batch in self.batches:
                 run.begin(f"sliding decode, {model}, {batch} requests")
                 # The window lies across one page more than it fills, and the page before it is released.
                 load = Load(batch, window + 100)
-                results = decode.measure(run.library, geometry, load, arms=run.arms, window=window, repeats=run.repeats)
+                results = decode.measure(run.library, geometry, load, arms=arms, window=window, repeats=run.repeats)
                 found += [(model, one) for one in results]
         return found
 

@@ -72,13 +72,13 @@ def attempt(arm: str, case: str, measure: Callable[[], R]) -> R | Skipped:
 
 def repeats_of(arm: str, repeats: int) -> int:
     """Samples of an arm where the library's own kernels have `repeats`."""
-    return repeats if arm == "generated" else min(repeats, PEER_REPEATS)
+    return repeats if ARMS[arm].own else min(repeats, PEER_REPEATS)
 
 
 def check(arm: str, case: str, out: torch.Tensor, expected: Reference) -> float:
     """How far `out`, bf16 [q_rows, q_heads, head_dim], is from the reference's rows. Raises ArithmeticError where too far."""
     found = out[expected.rows]
-    limit = OUT_TOLERANCE if arm == "generated" else PEER_TOLERANCE
+    limit = OUT_TOLERANCE if ARMS[arm].own else PEER_TOLERANCE
     error, row = out_error(found, expected.out), row_error(found, expected.out)
     if not (error <= limit and row <= ROW_LIMIT):
         raise ArithmeticError(
@@ -107,11 +107,12 @@ def prefill(arm: str, library: ModuleType, batch: Batch, outputs: Outputs) -> Ca
 
 def decode(arm: str, library: ModuleType, sets: Sequence[tuple[Batch, Outputs]], limits: Limits) -> Decode:
     """An arm's decode of each of `sets`, whose equal lengths make equal plans: one serves them all. Raises Unavailable."""
-    if arm == "generated":
+    if ARMS[arm].own:
+        early = arm == "early"  # older pages may be read while the call before runs: it writes none of them
         plan = make_plan(library, sets[0][0], limits, hostile=False)
         calls = [
             Call(
-                functools.partial(generated.decode, library, batch, plan, outputs, lse=False, status=False),
+                functools.partial(generated.decode, library, batch, plan, outputs, lse=False, status=False, early=early),
                 functools.partial(_buffer, outputs),
             )
             for batch, outputs in sets

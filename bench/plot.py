@@ -16,6 +16,7 @@ COLOURS = {
     "generated": "#1f77b4",
     "generated, split": "#1f77b4",
     "generated, folded": "#0b3c5d",
+    ARMS["early"].title: "#0b3c5d",
     ARMS["incumbent"].title: "#d9822b",
     ARMS["flex"].title: "#8a8a8a",
     ARMS["fa4"].title: "#5a9e4b",

@@ -25,10 +25,11 @@ def record(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_arms() -> None:
-    assert arms.parse(arms.DEFAULT) == ("generated", "incumbent")
+    assert arms.parse(arms.DEFAULT) == ("generated", "early", "incumbent")
     assert arms.parse("all") == tuple(arms.ARMS)
-    assert arms.of_format(arms.parse("all"), "folded") == ("generated",)
-    assert arms.of_format(("incumbent", "generated"), "split") == ("incumbent", "generated")
+    assert arms.serving(arms.parse("all"), "decode", "folded") == ("generated",)
+    assert arms.serving(("incumbent", "early", "generated"), "prefill", "split") == ("incumbent", "generated")
+    assert arms.serving(("incumbent", "early", "generated"), "sliding decode", "split") == ("incumbent", "early", "generated")
 
 
 @pytest.mark.parametrize("text", ["", "flash", "generated,", "incumbent,incumbent", "all,flex"])
