@@ -135,21 +135,6 @@ def test_a_rows_bits_are_its_own(library: ModuleType, shape: Shape) -> None:
         first += prompt.pages
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_many_rows(library: ModuleType, shape: Shape) -> None:
-    """From 1,024 rows on a warp takes more query heads of a token. A row's bits are those of a short prompt."""
-    prompts = (Prompt(1100, 5), Prompt(70, 64))
-    inputs = prepared(library, make(shape, prompts, device=DEVICE, seed=15), "prompt")
-    assert_rounds_like(inputs.q_out, expected(inputs).q)
-    assert_pool(inputs)
-    alone = make(shape, prompts[1:], device=DEVICE, seed=16)
-    for name in ("q", "k", "v"):
-        getattr(alone, name).copy_(getattr(inputs, name)[prompts[0].rows :])
-    alone.q_norm, alone.k_norm = inputs.q_norm, inputs.k_norm
-    prepared(library, alone, "prompt")
-    assert same(alone.q_out, inputs.q_out[prompts[0].rows :])
-
-
 @pytest.mark.parametrize("shape", [SPLIT, SLIDING], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_q_alone_of_a_layer_that_shares_kv(library: ModuleType, shape: Shape, form: str) -> None:
