@@ -10,7 +10,7 @@
 #   TILEPRESS_COMMIT what the bench records as the commit
 #   STEPS            which steps to run, default "host build tests memcheck racecheck synccheck bench soak". Also known: prefill,
 #                    decode, sliding and prep, which are the bench's modes alone
-#   STEP_SECONDS     time a step may take, default 280
+#   STEP_SECONDS     time a step may take, default 600: a sanitizer of every kernel takes minutes
 #   TEST_ARGS        more arguments for pytest
 #   MEMCHECK_ARGS, RACECHECK_ARGS, SYNCCHECK_ARGS   kernels that the tool runs, as tests/gpu/sanitize.py names them; by default
 #                    all for memcheck, and those that are not FlashInfer's for the others
@@ -43,10 +43,10 @@ step() {
   shift
   case " $steps " in *" $name "*) ;; *) return 0 ;; esac
   echo "== $name: $*"
-  timeout "${STEP_SECONDS:-280}" "$@" 2>&1 | tee "$results/$name.log"
+  timeout "${STEP_SECONDS:-600}" "$@" 2>&1 | tee "$results/$name.log"
   code=${PIPESTATUS[0]}
   local verdict="ok"
-  if [ "$code" -eq 124 ]; then verdict="FAILED: over ${STEP_SECONDS:-280} s"; elif [ "$code" -ne 0 ]; then verdict="FAILED: exit $code"; fi
+  if [ "$code" -eq 124 ]; then verdict="FAILED: over ${STEP_SECONDS:-600} s"; elif [ "$code" -ne 0 ]; then verdict="FAILED: exit $code"; fi
   if [ "$code" -ne 0 ]; then failed=1; fi
   printf '%-10s %4d s  %s\n' "$name" $((SECONDS - start)) "$verdict" | tee -a "$results/summary.txt"
 }
