@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -33,6 +34,9 @@ class Run:
         torch.cuda.empty_cache()
 
 
+COOL = 3.0  # seconds
+
+
 @dataclass
 class Roofs:
     """The rooflines of this process, before and after. bursts: the matrix product as the sliding prefill is timed."""
@@ -44,15 +48,16 @@ class Roofs:
     bursts: report.Gemm | None = None
 
     def before(self, needed: frozenset[str], repeats: int) -> None:
-        """Measures those that are `needed`: gemm, copy, bursts."""
+        """Measures those that are `needed`: gemm, copy, bursts. The bursts come last, then a rest: they heat the card."""
+        if "gemm" in needed:
+            self.gemm = roofline.gemm()
+        self.copy = roofline.copy()
         if "bursts" in needed:
             self.bursts = report.Gemm(
                 cold=roofline.gemm_bursts(launches=sliding.COLD, rest=sliding.REST, repeats=repeats),
                 hot=roofline.gemm_bursts(launches=sliding.HOT, rest=sliding.REST, repeats=sliding.HOT_REPEATS),
             )
-        if "gemm" in needed:
-            self.gemm = roofline.gemm()
-        self.copy = roofline.copy()
+            time.sleep(COOL)
 
     def after(self, needed: frozenset[str]) -> None:
         """Measures again what was measured before."""
