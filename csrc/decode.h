@@ -5,6 +5,7 @@
 
 #include "decode_plan.h"
 #include "error.h"
+#include "plan_checks.h"
 #include "pool.h"
 #include "scale.h"
 #include "tilepress.h"
@@ -36,19 +37,11 @@ static inline int check_plan(const char *entry, const tilepress_decode_args &arg
   if (plan == nullptr) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is null", entry);
   if (plan[kPlanMagic] != kPlanMagicValue)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is no plan that this library's tilepress_decode_plan wrote", entry);
-  const struct {
-    const char *name;
-    int32_t planned;
-    int32_t named;
-  } numbers[] = {{"num_q_heads", plan[kPlanNumQHeads], args.num_q_heads},
-                 {"num_kv_heads", plan[kPlanNumKvHeads], args.num_kv_heads},
-                 {"page_size", plan[kPlanPageSize], args.page_size},
-                 {"page_format", plan[kPlanPageFormat], args.page_format}};
-  for (const auto &number : numbers)
-    if (number.planned != number.named)
-      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: %s is %d, but plan_host was built for %d", entry, number.name, number.named,
-                  number.planned);
-  return TILEPRESS_OK;
+  const PlannedNumber numbers[] = {{"num_q_heads", kPlanNumQHeads, args.num_q_heads},
+                                   {"num_kv_heads", kPlanNumKvHeads, args.num_kv_heads},
+                                   {"page_size", kPlanPageSize, args.page_size},
+                                   {"page_format", kPlanPageFormat, args.page_format}};
+  return check_planned(entry, plan, numbers);
 }
 
 // Fills `launch` or fails: what every decode takes. The fields' own limits and the geometry have been checked.
@@ -64,12 +57,7 @@ static inline int prepare_decode(const char *entry, const tilepress_decode_args 
   launch->want_lse = args.lse != nullptr;
   launch->want_status = args.status != nullptr;
   launch->nothing = plan[kPlanBatch] == 0;
-  if (static_cast<int64_t>(args.row_offset) + plan[kPlanBatch] > args.q_rows)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: row_offset %d and the plan's batch %d run past q_rows, %d", entry,
-                args.row_offset, plan[kPlanBatch], args.q_rows);
-  if (args.num_page_ids < plan[kPlanPageIds])
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_page_ids is %d, but plan_host reaches into %d page ids", entry,
-                args.num_page_ids, plan[kPlanPageIds]);
+  if (int code = check_reach(entry, args, plan[kPlanBatch], plan[kPlanPageIds])) return code;
   const PlanLayout layout(launch->ctas, launch->max_batch, launch->max_slots);
   launch->max_items = static_cast<int32_t>(layout.max_items);
   launch->plan_header = args.plan;
@@ -84,9 +72,7 @@ static inline int prepare(const char *entry, const tilepress_decode_args &args, 
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: early is %d; windowed entries alone take it", entry, args.early);
   if (int code = prepare_decode(entry, args, launch)) return code;
   const int64_t need = decode_workspace_bytes(launch->max_slots, launch->group, args.head_dim);
-  if (need < 0 || args.workspace_bytes < need)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace_bytes is %lld; this plan needs %lld", entry,
-                static_cast<long long>(args.workspace_bytes), static_cast<long long>(need));
+  if (int code = check_workspace(entry, args, need)) return code;
   if (args.workspace == nullptr && !launch->nothing) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace is null", entry);
   launch->partial_out = static_cast<float *>(args.workspace);
   launch->partial_lse = launch->partial_out + static_cast<int64_t>(launch->max_slots) * launch->group * args.head_dim;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "error.h"
+#include "heads.h"
 #include "page_formats.h"
 #include "tilepress.h"
 
@@ -110,9 +111,7 @@ static int64_t declared_slots(const Args &args) {
 // What both entries refuse.
 template <typename Args>
 static int check_plan_numbers(const char *entry, const Args &args) {
-  if (args.num_q_heads % args.num_kv_heads != 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry,
-                args.num_q_heads, args.num_kv_heads);
+  if (int code = check_groups(entry, args)) return code;
   if (find_page_format(args.page_format) == nullptr)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: page_format is %d, which is none", entry, args.page_format);
   if (args.chunk_tokens % args.page_size != 0)

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "error.h"
+#include "heads.h"
 #include "tilepress.h"
 
 namespace tilepress {
@@ -39,9 +40,7 @@ int serves(const char *entry, const Geometry &geometry) {
   if (geometry.num_q_heads < 1 || geometry.num_kv_heads < 1)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d and num_kv_heads is %d; both must be 1 or more", entry,
                 geometry.num_q_heads, geometry.num_kv_heads);
-  if (geometry.num_q_heads % geometry.num_kv_heads != 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry,
-                geometry.num_q_heads, geometry.num_kv_heads);
+  if (int code = check_groups(entry, geometry)) return code;
   if (geometry.num_kv_heads > 65535)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_kv_heads is %d; it must be 65535 or less", entry, geometry.num_kv_heads);
   if (geometry.head_dim < 1 || geometry.page_size < 1 || geometry.page_format < 1)

@@ -6,6 +6,7 @@
 
 #include "band.h"
 #include "error.h"
+#include "heads.h"
 #include "page_formats.h"
 #include "pool.h"
 #include "tilepress.h"
@@ -24,9 +25,7 @@ static int check_prep_geometry(const char *entry, const Args &args, const PrepKi
     return fail(TILEPRESS_UNSUPPORTED, "%s: head_dim is %d; compiled for %d", entry, args.head_dim, kind.head_dim);
   if (args.page_size != kTileRows)
     return fail(TILEPRESS_UNSUPPORTED, "%s: page_size is %d; compiled for %d", entry, args.page_size, kTileRows);
-  if (args.num_q_heads % args.num_kv_heads != 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry,
-                args.num_q_heads, args.num_kv_heads);
+  if (int code = check_groups(entry, args)) return code;
   PoolTiles tiles{};
   if (int code = prepare_pool(entry, args, &tiles)) return code;
   const PageFormat &format = *find_page_format(args.page_format);

@@ -92,7 +92,7 @@ static inline int plan_route(const char *entry, const tilepress_decode_plan_args
       valid[blocks] = 1;
     }
     words[static_cast<size_t>(layout.o_indptr + r + 1)] = static_cast<int32_t>(blocks);
-    // The page list may be longer than the context: the incumbent reads all that page_indptr gives a request.
+    // The incumbent reads all that page_indptr gives a request.
     if (args.page_indptr[r + 1] - args.page_indptr[r] != pages)
       return fail(TILEPRESS_INVALID_ARGUMENT,
                   "%s: page_indptr lists %d pages for request %d, whose tokens need %lld; the incumbent's mode takes no more",
@@ -128,17 +128,10 @@ static inline int prepare_decode_route(const char *entry, const tilepress_decode
   if ((plan[kRouteSplit] != 0) != able.split || (plan[kRouteWindow] > 0 && !able.windowed))
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host was written by another entry's planner", entry);
   if (int code = prepare_route(entry, args, args.plan, plan, route)) return code;
-  if (static_cast<int64_t>(args.row_offset) + plan[kRouteBatch] > args.q_rows)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: row_offset %d and the plan's batch %d run past q_rows, %d", entry,
-                args.row_offset, plan[kRouteBatch], args.q_rows);
-  if (args.num_page_ids < plan[kRoutePageIds])
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_page_ids is %d, but plan_host reaches into %d page ids", entry,
-                args.num_page_ids, plan[kRoutePageIds]);
+  if (int code = check_reach(entry, args, plan[kRouteBatch], plan[kRoutePageIds])) return code;
   const int64_t max_blocks = plan[kRouteMaxBlocks];
   const int64_t need = route_workspace_bytes(max_blocks, args.num_q_heads, args.head_dim, able.split);
-  if (need < 0 || args.workspace_bytes < need)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace_bytes is %lld; this plan needs %lld", entry,
-                static_cast<long long>(args.workspace_bytes), static_cast<long long>(need));
+  if (int code = check_workspace(entry, args, need)) return code;
   const RouteLayout layout(plan[kRouteMaxBatch], max_blocks);
   int32_t *words = const_cast<int32_t *>(args.plan);
   const int64_t rows_bytes = static_cast<int64_t>(args.row_offset) * args.num_q_heads * args.head_dim * 2;

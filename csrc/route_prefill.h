@@ -4,23 +4,18 @@
 #include <cstdint>
 #include <cstring>
 
+#include "heads.h"
+#include "query_tiles.h"
 #include "routes.h"
 
 namespace tilepress {
 
 constexpr int64_t kSmallestQueryTile = 16;  // rows, the heads of a group counted as rows
 
-template <typename Args>
-static int check_whole_groups(const char *entry, const Args &args) {
-  if (args.num_q_heads % args.num_kv_heads == 0) return TILEPRESS_OK;
-  return fail(TILEPRESS_INVALID_ARGUMENT, "%s: num_q_heads is %d, not a multiple of num_kv_heads, %d", entry, args.num_q_heads,
-              args.num_kv_heads);
-}
-
 // A plan_size's answer: the words of the largest plan, that of the smallest tile.
 template <typename Args>
 static int plan_size_route(const char *entry, const Args &args) {
-  if (int code = check_whole_groups(entry, args)) return code;
+  if (int code = check_groups(entry, args)) return code;
   const int64_t rows = static_cast<int64_t>(args.max_rows) * (args.num_q_heads / args.num_kv_heads);
   const int64_t words = RouteLayout(args.max_batch, rows / kSmallestQueryTile + args.max_batch).words;
   if (words > kRouteMaxWords)
@@ -34,16 +29,8 @@ static int plan_size_route(const char *entry, const Args &args) {
 template <typename Args>
 static int count_rows(const char *entry, const Args &args, int32_t *rows) {
   *rows = 0;
-  if (int code = check_whole_groups(entry, args)) return code;
-  if (args.q_indptr[0] < 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: q_indptr[0] is %d; it must be 0 or more", entry, args.q_indptr[0]);
-  for (int32_t r = 0; r < args.batch; ++r)
-    if (args.q_indptr[r + 1] < args.q_indptr[r])
-      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: q_indptr[%d] is %d, below the %d before it", entry, r + 1,
-                  args.q_indptr[r + 1], args.q_indptr[r]);
-  if (args.q_indptr[args.batch] > args.q_rows)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: q_indptr ends at %d, past q_rows, %d", entry, args.q_indptr[args.batch],
-                args.q_rows);
+  if (int code = check_groups(entry, args)) return code;
+  if (int code = check_row_ranges(entry, "q_indptr", args.q_indptr, args)) return code;
   *rows = args.q_indptr[args.batch] - args.q_indptr[0];
   return TILEPRESS_OK;
 }

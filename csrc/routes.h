@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "error.h"
+#include "plan_checks.h"
 #include "pool.h"
 #include "scale.h"
 #include "tilepress.h"
@@ -94,12 +95,6 @@ struct Route {
   int32_t window_left;
 };
 
-struct PlannedNumber {
-  const char *name;
-  size_t word;
-  int64_t named;
-};
-
 // Fails where the plan is not the incumbent's, or was not built for what the call names.
 template <size_t N>
 static int check_route_plan(const char *entry, const int32_t *plan, int32_t magic, const PlannedNumber (&numbers)[N]) {
@@ -109,11 +104,7 @@ static int check_route_plan(const char *entry, const int32_t *plan, int32_t magi
   if (plan[kRouteMagic] != magic)
     return fail(TILEPRESS_INVALID_ARGUMENT, "%s: plan_host is no plan that %s_plan wrote in the incumbent's mode", entry,
                 entry);
-  for (const PlannedNumber &number : numbers)
-    if (plan[number.word] != number.named)
-      return fail(TILEPRESS_INVALID_ARGUMENT, "%s: %s is %lld, but plan_host was built for %d", entry, number.name,
-                  static_cast<long long>(number.named), plan[number.word]);
-  return TILEPRESS_OK;
+  return check_planned(entry, plan, numbers);
 }
 
 // What every call in the incumbent's mode has: the pool, and the places of the plan's parts on the device.

@@ -132,7 +132,7 @@ class Routed(Entry):
 
 
 def _with_mode(struct: Struct, name: str, doc: str, more: tuple[Field, ...] = ()) -> Struct:
-    """A generated struct with mode for page_format; `more` in front of the stream, or else of the first number."""
+    """A generated struct with mode for page_format, and `more` in front of the status word."""
     found: list[Field] = []
     for field in struct.fields:
         if more and field.name == "status":
