@@ -3,9 +3,10 @@ the workspace. The layout is that of csrc/decode_plan.h."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -97,25 +98,31 @@ class Plan:
         self.device.copy_(other.device)
 
 
-def plan_size(library: ModuleType, batch: Batch, limits: Limits) -> tuple[int, int]:
-    """Words of a plan and bytes of a workspace."""
-    sizes = torch.full((2,), -1, dtype=torch.int64)
-    library.decode_plan_size(
-        plan_words_out=sizes.data_ptr(),
-        workspace_bytes_out=sizes.data_ptr() + 8,
-        head_dim=batch.geometry.head_dim,
-        **limit_fields(batch, limits),
-    )
-    words, workspace_bytes = sizes.tolist()
-    return words, workspace_bytes
-
-
 def make_plan(
     library: ModuleType, batch: Batch, limits: Limits, *, kv_len: Sequence[int] | None = None, hostile: bool = True
 ) -> Plan:
     """A plan for the requests of `batch` and its window, with a workspace. kv_len: tokens of each request, if not all that its
     pages hold. hostile: put 0xFF wherever the plan's words mean nothing."""
-    words, workspace_bytes = plan_size(library, batch, limits)
+    shared = limit_fields(batch, limits)
+    plan = plan_with(library.decode_plan_size, library.decode_plan, batch, shared, kv_len)
+    if hostile:
+        _poison(plan.host)
+        plan.device.copy_(plan.host)
+    return plan
+
+
+def plan_with(
+    size: Callable[..., Any], planner: Callable[..., Any], batch: Batch, shared: dict[str, int], kv_len: Sequence[int] | None
+) -> Plan:
+    """A plan of either kind of planner, with a workspace that is 0xFF all over. shared: the fields that both entries take."""
+    sizes = torch.full((2,), -1, dtype=torch.int64)
+    size(
+        plan_words_out=sizes.data_ptr(),
+        workspace_bytes_out=sizes.data_ptr() + 8,
+        head_dim=batch.geometry.head_dim,
+        **shared,
+    )
+    words, workspace_bytes = sizes.tolist()
     spans = batch.spans()
     if kv_len is None:
         kv_len = [span.context(batch.geometry.page_size) for span in spans]
@@ -123,7 +130,7 @@ def make_plan(
     page_indptr = batch.page_indptr[: batch.size + 1].cpu()
     kv_origin = None if batch.kv_origin is None else batch.kv_origin[: batch.size].cpu()
     host = torch.full((words + GUARD_WORDS,), -1, dtype=torch.int32)
-    library.decode_plan(
+    planner(
         kv_len=lengths.data_ptr(),
         page_indptr=page_indptr.data_ptr(),
         kv_origin=0 if kv_origin is None else kv_origin.data_ptr(),
@@ -131,10 +138,8 @@ def make_plan(
         plan_words=words,
         batch=batch.size,
         window=batch.window,
-        **limit_fields(batch, limits),
+        **shared,
     )
-    if hostile:
-        _poison(host)
     device = batch.q.device
     return Plan(
         host=host,

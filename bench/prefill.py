@@ -14,7 +14,7 @@ from bench.arms import Skipped
 from bench.inputs import Batch, Geometry, Request, build
 from bench.measure import Timing, refuse_zeros, time_calls
 from bench.outputs import Outputs, make_outputs
-from bench.reference import Reference, attention
+from bench.reference import few_rows
 
 SETS = 2  # disjoint pools, queries and outputs, used in turn
 
@@ -47,7 +47,7 @@ def measure(
     Raises ValueError for data that would flatter and ArithmeticError for a result that is wrong.
     """
     sets = [_inputs(geometry, rows, context, seed) for seed in range(SETS)]
-    expected = [_expected(batch) for batch, _ in sets]
+    expected = [few_rows(batch) for batch, _ in sets]
     case = f"prefill, L = {context:,}, {geometry.page_format}"
 
     def timed(arm: str) -> Result:
@@ -66,9 +66,3 @@ def _inputs(geometry: Geometry, rows: int, context: int, seed: int) -> tuple[Bat
     refuse_zeros("q", batch.q)
     refuse_zeros("the pool", batch.pool[: 16 * geometry.rows_per_page])
     return batch, make_outputs(batch)
-
-
-def _expected(batch: Batch) -> Reference:
-    """A few rows: the first and last, both sides of a tile's edge, and one in the middle."""
-    last = batch.q_rows - 1
-    return attention(batch, sorted({row for row in (0, 63, 64, last // 2, last) if row <= last}))

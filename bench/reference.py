@@ -76,6 +76,12 @@ def attention(batch: Batch, rows: Sequence[int] | None = None) -> Reference:
     return Reference(torch.tensor(owned, device=device), torch.cat(outs), torch.cat(lses))
 
 
+def few_rows(batch: Batch) -> Reference:
+    """Attention of a few rows: the first and last, both sides of a tile's edge, and one in the middle."""
+    last = batch.q_rows - 1
+    return attention(batch, sorted({row for row in (0, 63, 64, last // 2, last) if row <= last}))
+
+
 def _context(batch: Batch, span: Span, kv_head: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """K and V, fp32 [tokens, head_dim], of one KV head's resident tokens, and which of them live on a page inside the pool,
     bool [tokens].

@@ -11,7 +11,7 @@ import torch
 from bench import library as generated
 from bench.inputs import Batch
 from bench.outputs import Outputs
-from bench.plans import GUARD_WORDS, HEADER_WORDS, Limits, Plan, limit_fields
+from bench.plans import GUARD_WORDS, HEADER_WORDS, Limits, Plan, limit_fields, plan_with
 
 UNSPLIT = 1 << 30  # tokens of a chunk that holds any context
 
@@ -80,39 +80,7 @@ def decode_plan(library: ModuleType, batch: Batch, mode: int, limits: Limits, *,
     """A plan for the requests of `batch` and its window, with a workspace that is 0xFF all over. kv_len: tokens of each
     request, if not all that its pages hold."""
     shared = _in_mode(limit_fields(batch, limits), mode)
-    sizes = torch.full((2,), -1, dtype=torch.int64)
-    entry(library, "decode_plan_size", batch)(
-        plan_words_out=sizes.data_ptr(),
-        workspace_bytes_out=sizes.data_ptr() + 8,
-        head_dim=batch.geometry.head_dim,
-        **shared,
-    )
-    words, workspace_bytes = sizes.tolist()
-    spans = batch.spans()
-    if kv_len is None:
-        kv_len = [span.context(batch.geometry.page_size) for span in spans]
-    lengths = torch.tensor(kv_len, dtype=torch.int32)
-    page_indptr = batch.page_indptr[: batch.size + 1].cpu()
-    kv_origin = None if batch.kv_origin is None else batch.kv_origin[: batch.size].cpu()
-    host = torch.full((words + GUARD_WORDS,), -1, dtype=torch.int32)
-    entry(library, "decode_plan", batch)(
-        kv_len=lengths.data_ptr(),
-        page_indptr=page_indptr.data_ptr(),
-        kv_origin=0 if kv_origin is None else kv_origin.data_ptr(),
-        plan=host.data_ptr(),
-        plan_words=words,
-        batch=batch.size,
-        window=batch.window,
-        **shared,
-    )
-    device = batch.q.device
-    return Plan(
-        host=host,
-        device=host.to(device, copy=True),
-        workspace=torch.full((workspace_bytes // 4 + GUARD_WORDS,), -1, dtype=torch.int32, device=device),
-        workspace_bytes=workspace_bytes,
-        row_offset=spans[0].q_from if spans else 0,
-    )
+    return plan_with(entry(library, "decode_plan_size", batch), entry(library, "decode_plan", batch), batch, shared, kv_len)
 
 
 def decode(library: ModuleType, batch: Batch, mode: int, plan: Plan, outputs: Outputs, *, status: bool = True) -> None:
