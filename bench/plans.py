@@ -15,8 +15,8 @@ from bench.inputs import Batch
 SM_COUNT = 132  # an H200's
 HEADER_WORDS = 16
 HEADER_USED = 11
-BATCH, ITEMS, MAX_BATCH, MAX_SLOTS, HEADER_SM_COUNT, PAGE_IDS = 1, 2, 7, 8, 9, 10  # words of the header
-FIRST_SLOT, SPLITS, REQUEST_WORDS = 0, 1, 8
+BATCH, ITEMS, KV_HEADS, MAX_BATCH, MAX_SLOTS, HEADER_SM_COUNT, PAGE_IDS = 1, 2, 4, 7, 8, 9, 10  # words of the header
+FIRST_SLOT, SPLITS, CHAINED, REQUEST_WORDS = 0, 1, 6, 8
 REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, NEXT, ITEM_WORDS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 GUARD_WORDS = 64  # behind a plan and a workspace
 
@@ -85,6 +85,15 @@ class Plan:
     def device_parts(self) -> Parts:
         """Views of the device copy."""
         return parts(self.device, self.header)
+
+    @property
+    def slots(self) -> int:
+        """How many slots of the workspace its requests use: those of the last that has any end there."""
+        kv_heads = self.header[KV_HEADS]
+        return max(
+            (row[FIRST_SLOT] + kv_heads * row[SPLITS] for row in self.host_parts.requests[: self.header[BATCH]].tolist()),
+            default=0,
+        )
 
     def partials(self, group: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the workspace: outputs fp32 [max_slots, group, head_dim] and base-2 lse fp32 [max_slots, group]."""

@@ -19,6 +19,7 @@ struct DecodeLaunch : PoolTiles {
   int32_t max_batch;
   int32_t max_slots;
   int32_t max_items;
+  int32_t merge_blocks;  // of a head's columns, a CTA of the merge each
   int32_t want_lse;
   int32_t want_status;
   const int32_t *plan_header;
@@ -76,6 +77,9 @@ static inline int prepare(const char *entry, const tilepress_decode_args &args, 
   if (args.workspace == nullptr && !launch->nothing) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace is null", entry);
   launch->partial_out = static_cast<float *>(args.workspace);
   launch->partial_lse = launch->partial_out + static_cast<int64_t>(launch->max_slots) * launch->group * args.head_dim;
+  // 128 columns leave eight lanes of threads, 32 leave 32: as many as take a request's chains at once.
+  constexpr int32_t kLanes = 8;
+  launch->merge_blocks = args.head_dim / (launch->ctas / args.num_kv_heads > kLanes * kChain ? 32 : 128);
   return TILEPRESS_OK;
 }
 

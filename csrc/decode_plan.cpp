@@ -2,6 +2,7 @@
 #include "decode_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 #include <queue>
@@ -43,46 +44,94 @@ int visible_of(const char *entry, const tilepress_decode_plan_args &args, int64_
 
 namespace {
 
-// One run of pages, on its way into the plan.
-struct Item {
-  int32_t words[kItemWords];
+using Item = std::array<int32_t, kItemWords>;
+
+// Items that one CTA takes one behind another: a whole chain, or one.
+struct Unit {
+  size_t first;
+  size_t items;
+  int64_t pages;
   int32_t cta;
 };
 
-// Cuts every request into runs of pages and gives each KV head of each run a slot. Boundaries are floor(i * pages / splits).
-int cut(const char *entry, const tilepress_decode_plan_args &args, int64_t max_slots, int32_t *requests,
-        std::vector<Item> *items) {
-  int64_t slot = 0;
+// A request's pages, and how many runs each KV head's are cut into.
+struct Cut {
+  Visible visible;
+  int64_t front;
+  int64_t pages;
+  int64_t splits;
+
+  int64_t run_begin(int64_t i) const { return front + i * pages / splits; }
+};
+
+int cut_requests(const char *entry, const tilepress_decode_plan_args &args, std::vector<Cut> *cuts) {
   for (int64_t r = 0; r < args.batch; ++r) {
-    Visible visible{};
-    if (int code = visible_of(entry, args, r, &visible)) return code;
-    const int64_t front = visible.begin / args.page_size;
-    const int64_t pages = (visible.end + args.page_size - 1) / args.page_size - front;
-    const int64_t splits = splits_of(args, pages);
-    if (slot + splits * args.num_kv_heads > max_slots)
+    Cut cut{};
+    if (int code = visible_of(entry, args, r, &cut.visible)) return code;
+    cut.front = cut.visible.begin / args.page_size;
+    cut.pages = (cut.visible.end + args.page_size - 1) / args.page_size - cut.front;
+    cut.splits = splits_of(args, cut.pages);
+    cuts->push_back(cut);
+  }
+  return TILEPRESS_OK;
+}
+
+// How many of the first requests have their chains taken whole: as many as leave behind them, run by run, a longest chain's
+// pages for every CTA, which is what it takes to even out the CTAs' loads.
+size_t whole_chains(const tilepress_decode_plan_args &args, const std::vector<Cut> &cuts) {
+  int64_t behind = 0;
+  for (const Cut &cut : cuts) behind += cut.pages * args.num_kv_heads;
+  int64_t longest = 0;
+  for (size_t r = 0; r < cuts.size(); ++r) {
+    const Cut &cut = cuts[r];
+    behind -= cut.pages * args.num_kv_heads;
+    if (cut.splits > 0) longest = std::max(longest, (cut.pages + cut.splits - 1) / cut.splits * std::min(kChain, cut.splits));
+    if (behind < longest * args.sm_count) return r;
+  }
+  return cuts.size();
+}
+
+// Cuts every request into runs of pages and gives each KV head of each run, or of each whole chain, a slot. Boundaries are
+// floor(i * pages / splits).
+int cut_items(const char *entry, const tilepress_decode_plan_args &args, int64_t max_slots, const std::vector<Cut> &cuts,
+              int32_t *requests, std::vector<Item> *items, std::vector<Unit> *units) {
+  const size_t whole = whole_chains(args, cuts);
+  int64_t slot = 0;
+  for (size_t r = 0; r < cuts.size(); ++r) {
+    const Cut &cut = cuts[r];
+    const int64_t unit_runs = r < whole ? kChain : 1;
+    const int64_t partials = (cut.splits + unit_runs - 1) / unit_runs;
+    if (slot + partials * args.num_kv_heads > max_slots)
       return fail(TILEPRESS_INVALID_ARGUMENT, "%s: max_slots is %lld; request %lld needs slots up to %lld", entry,
                   static_cast<long long>(max_slots), static_cast<long long>(r),
-                  static_cast<long long>(slot + splits * args.num_kv_heads));
+                  static_cast<long long>(slot + partials * args.num_kv_heads));
+    const auto hidden = static_cast<int32_t>(cut.visible.begin - cut.front * args.page_size);
     int32_t *words = requests + r * kRequestWords;
     words[kRequestFirstSlot] = static_cast<int32_t>(slot);
-    words[kRequestSplits] = static_cast<int32_t>(splits);
-    words[kRequestFirstPage] = static_cast<int32_t>(args.page_indptr[r] + front);
-    words[kRequestPages] = static_cast<int32_t>(pages);
-    words[kRequestLastLen] = pages > 0 ? static_cast<int32_t>(visible.end - (front + pages - 1) * args.page_size) : 0;
-    words[kRequestHidden] = static_cast<int32_t>(visible.begin - front * args.page_size);
-    for (int64_t head = 0; head < args.num_kv_heads; ++head) {
-      for (int64_t i = 0; i < splits; ++i, ++slot) {
-        const int64_t first = front + i * pages / splits;
-        const int64_t last = front + (i + 1) * pages / splits;
-        const int64_t end = std::min<int64_t>(last * args.page_size, visible.end);
+    words[kRequestSplits] = static_cast<int32_t>(partials);
+    words[kRequestFirstPage] = static_cast<int32_t>(args.page_indptr[r] + cut.front);
+    words[kRequestPages] = static_cast<int32_t>(cut.pages);
+    words[kRequestLastLen] =
+        cut.pages > 0 ? static_cast<int32_t>(cut.visible.end - (cut.front + cut.pages - 1) * args.page_size) : 0;
+    words[kRequestHidden] = hidden;
+    words[kRequestChained] = static_cast<int32_t>(kChain / unit_runs);
+    for (int32_t head = 0; head < args.num_kv_heads; ++head) {
+      for (int64_t i = 0; i < cut.splits; ++i) {
+        const int64_t first = cut.run_begin(i);
+        const int64_t last = cut.run_begin(i + 1);
+        const int64_t end = std::min<int64_t>(last * args.page_size, cut.visible.end);
+        const bool ends_unit = (i + 1) % unit_runs == 0 || i + 1 == cut.splits;
+        if (i % unit_runs == 0) units->push_back({items->size(), 0, 0, 0});
+        units->back().items += 1;
+        units->back().pages += last - first;
         Item item{};
-        item.words[kItemRequest] = static_cast<int32_t>(r);
-        item.words[kItemKvHead] = static_cast<int32_t>(head);
-        item.words[kItemFirstPage] = static_cast<int32_t>(args.page_indptr[r] + first);
-        item.words[kItemTiles] = static_cast<int32_t>(last - first);
-        item.words[kItemSlot] = static_cast<int32_t>(slot);
-        item.words[kItemLastLen] = static_cast<int32_t>(end - (last - 1) * args.page_size);
-        item.words[kItemHidden] = static_cast<int32_t>(i == 0 ? visible.begin - front * args.page_size : 0);
+        item[kItemRequest] = static_cast<int32_t>(r);
+        item[kItemKvHead] = head;
+        item[kItemFirstPage] = static_cast<int32_t>(args.page_indptr[r] + first);
+        item[kItemTiles] = static_cast<int32_t>(last - first);
+        item[kItemSlot] = ends_unit ? static_cast<int32_t>(slot++) : kCarried;
+        item[kItemLastLen] = static_cast<int32_t>(end - (last - 1) * args.page_size);
+        item[kItemHidden] = i == 0 ? hidden : 0;
         items->push_back(item);
       }
     }
@@ -90,34 +139,38 @@ int cut(const char *entry, const tilepress_decode_plan_args &args, int64_t max_s
   return TILEPRESS_OK;
 }
 
-// Longest item first, each to the CTA with the fewest pages so far: which CTA runs an item changes no bit of it.
-void assign(int32_t sm_count, std::vector<Item> *items) {
-  std::stable_sort(items->begin(), items->end(),
-                   [](const Item &a, const Item &b) { return a.words[kItemTiles] > b.words[kItemTiles]; });
+// Longest unit first, each to the CTA with the fewest pages so far: which CTA runs an item changes no bit of it.
+void assign(int32_t sm_count, std::vector<Unit> *units) {
+  std::stable_sort(units->begin(), units->end(), [](const Unit &a, const Unit &b) { return a.pages > b.pages; });
   using Load = std::pair<int64_t, int32_t>;  // pages, CTA
   std::priority_queue<Load, std::vector<Load>, std::greater<Load>> loads;
   for (int32_t cta = 0; cta < sm_count; ++cta) loads.push({0, cta});
-  for (Item &item : *items) {
+  for (Unit &unit : *units) {
     const Load load = loads.top();
     loads.pop();
-    item.cta = load.second;
-    loads.push({load.first + item.words[kItemTiles], load.second});
+    unit.cta = load.second;
+    loads.push({load.first + unit.pages, load.second});
   }
-  std::stable_sort(items->begin(), items->end(), [](const Item &a, const Item &b) { return a.cta < b.cta; });
+  std::stable_sort(units->begin(), units->end(), [](const Unit &a, const Unit &b) { return a.cta < b.cta; });
 }
 
-// Writes the items, which are in the order of their CTAs: CTA c's first as item c, the others behind the CTAs' first ones.
-void place(int32_t sm_count, const std::vector<Item> &items, int32_t *plan) {
+// Writes the items of the units, which are in the order of their CTAs: CTA c's first as item c, the others behind the CTAs'
+// first ones.
+void place(int32_t sm_count, const std::vector<Unit> &units, const std::vector<Item> &items, int32_t *plan) {
   for (int32_t cta = 0; cta < sm_count; ++cta) plan[cta * kItemWords + kItemSlot] = -1;  // empty unless an item follows here
   int32_t behind = sm_count;
+  int32_t cta = -1;
   int32_t *previous = nullptr;
-  for (size_t i = 0; i < items.size(); ++i) {
-    const bool first = i == 0 || items[i].cta != items[i - 1].cta;
-    const int32_t at = first ? items[i].cta : behind++;
-    int32_t *words = plan + static_cast<int64_t>(at) * kItemWords;
-    std::copy_n(items[i].words, static_cast<size_t>(kItemWords), words);
-    if (!first) previous[kItemNext] = at;
-    previous = words;
+  for (const Unit &unit : units) {
+    for (size_t i = unit.first; i < unit.first + unit.items; ++i) {
+      const bool first = unit.cta != cta;
+      cta = unit.cta;
+      const int32_t at = first ? cta : behind++;
+      int32_t *words = plan + static_cast<int64_t>(at) * kItemWords;
+      std::copy(items[i].begin(), items[i].end(), words);
+      if (!first) previous[kItemNext] = at;
+      previous = words;
+    }
   }
 }
 
@@ -146,9 +199,12 @@ int run_decode_plan(const char *entry, const tilepress_decode_plan_args &args) {
                 static_cast<long long>(args.plan_words), static_cast<long long>(layout.words));
   // Refuse before writing: a caller's last plan stays whole.
   std::vector<int32_t> requests(static_cast<size_t>(args.max_batch) * kRequestWords, 0);
+  std::vector<Cut> cuts;
   std::vector<Item> items;
-  if (int code = cut(entry, args, slots, requests.data(), &items)) return code;
-  assign(args.sm_count, &items);
+  std::vector<Unit> units;
+  if (int code = cut_requests(entry, args, &cuts)) return code;
+  if (int code = cut_items(entry, args, slots, cuts, requests.data(), &items, &units)) return code;
+  assign(args.sm_count, &units);
 
   int32_t *plan = args.plan;
   std::memset(plan, 0, static_cast<size_t>(layout.words) * sizeof *plan);
@@ -164,7 +220,7 @@ int run_decode_plan(const char *entry, const tilepress_decode_plan_args &args) {
   plan[kPlanSmCount] = args.sm_count;
   plan[kPlanPageIds] = args.batch > 0 ? args.page_indptr[args.batch] : 0;
   std::copy(requests.begin(), requests.end(), plan + layout.requests);
-  place(args.sm_count, items, plan + layout.items);
+  place(args.sm_count, units, items, plan + layout.items);
   return TILEPRESS_OK;
 }
 

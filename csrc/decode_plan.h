@@ -30,9 +30,9 @@ enum PlanHeader : size_t {
 };
 
 // Words of an item, as codegen/kernels/decode.py reads them. An item is `kItemTiles` pages of one request and KV head, from
-// page_ids[kItemFirstPage] on; its partial goes to slot kItemSlot, or nowhere where that is -1; kItemLastLen tokens of its last
-// page are the request's, and kItemHidden tokens at the start of its first page are older than the window. kItemNext is the
-// item that its CTA takes next; 0: none.
+// page_ids[kItemFirstPage] on; its partial goes to slot kItemSlot, nowhere where that is -1, or into that of the next item
+// where it is kCarried; kItemLastLen tokens of its last page are the request's, and kItemHidden tokens at the start of its
+// first page are older than the window. kItemNext is the item that its CTA takes next; 0: none.
 enum PlanItem : size_t {
   kItemRequest,
   kItemKvHead,
@@ -45,8 +45,13 @@ enum PlanItem : size_t {
   kItemWords,
 };
 
+// Runs of pages that are combined in their order before anything else is: by the merge, or by the CTA that takes them all.
+constexpr int64_t kChain = 5;
+constexpr int32_t kCarried = -2;
+
 // Words of a request: the slot of its first KV head's first partial, and the partials of each of its KV heads. Then what its
 // row sees, for a kernel that cuts it by itself, as an item has it: kRequestPages pages from page_ids[kRequestFirstPage] on.
+// kRequestChained: how many of its partials make a chain, kChain or, where CTAs have combined them, 1.
 enum PlanRequest : size_t {
   kRequestFirstSlot,
   kRequestSplits,
@@ -54,12 +59,13 @@ enum PlanRequest : size_t {
   kRequestPages,
   kRequestLastLen,
   kRequestHidden,
+  kRequestChained,
   kRequestWords = 8,
 };
 
 constexpr int64_t kMaxSlots = int64_t{1} << 24;
 
-constexpr int32_t kPlanMagicValue = 0x54504433;  // "TPD3": changes with this layout
+constexpr int32_t kPlanMagicValue = 0x54504434;  // "TPD4": changes with this layout
 
 // Where the parts of a plan lie, in words. Padded to fixed sizes: a captured graph reads the same places in every replay.
 struct PlanLayout {

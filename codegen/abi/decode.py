@@ -202,6 +202,7 @@ DECODE = OperationAbi(
         "max_batch",
         "max_slots",
         "max_items",
+        "merge_blocks",
         "plan_header",
         "plan_requests",
         "plan_items",

@@ -5,6 +5,11 @@ the one that it names as next. An item is a run of pages of one request and one 
 output and the base-2 lse of its scores, for every query head of the group. merge: combines a row's partials. Which run an item
 is depends on its request's length alone, so a request's bits do not depend on the batch.
 
+Chains: CHAIN runs, one behind another, are combined first, in their order, and then the chains. Where the plan has one CTA take
+a whole chain, that CTA combines it and writes one partial; where it spreads the runs, the merge does, with the same operations
+on the same numbers, none of which a compiler may contract. So a batch, which has more runs than it has CTAs for, moves fewer
+partials, and the bits are the same.
+
 Both are launched while the kernel before them on the stream still runs, and wait for it before they touch memory. They let the
 next one start only after their own wait: what waits for one of them waits for all that came before it too, and the merge may
 read the plan before it waits for the partials.
@@ -44,10 +49,13 @@ PASS_CONFIGS = common.PASS_CONFIGS
 # Words of an item of the plan, and of a request, and where the header holds the batch; csrc/decode_plan.h has the same.
 ITEM_WORDS = 8
 REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, NEXT = range(8)
+CARRIED = -2  # as a slot: the partial is carried into the CTA's next item, the next run of the chain
 FIRST_SLOT, SPLITS = range(2)
+CHAINED = 6  # partials of the request that the merge combines as a chain: CHAIN, or 1 where a CTA has done so
 REQUEST_WORDS = 8
 HEADER_BATCH = 1
 HANDED_WORDS = 4  # of an item, from the loading warp to the computing ones; the last pads
+CHAIN = 5  # runs; csrc/decode_plan.h has the same
 
 
 def build(request: Request) -> Any:
@@ -62,6 +70,17 @@ def build(request: Request) -> Any:
     else:
         raise ValueError(f"{request.name}: decode has no stage {request.stage!r}; known: partial, merge")
     return kernel.with_attr("global_symbol", request.name)
+
+
+@T.macro
+def fetch(source, target, full, stage, follows):
+    """A tile into its stage. A CTA's last item, often its only one, leaves the L2 cache to others. Where more follow, that
+    costs a batch 3% of its time."""
+    if follows != 0:
+        T.tma_copy(source, target, barrier=full[stage])
+    else:
+        T.tma_copy(source, target, barrier=full[stage], eviction_policy="evict_first")
+    T.barrier_arrive(full[stage])
 
 
 def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
@@ -133,9 +152,15 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                 m_new = T.alloc_fragment([columns], FP32)
                 alpha = T.alloc_fragment([columns], FP32)
                 total = T.alloc_fragment([columns], FP32)
+                lse = T.alloc_fragment([columns], FP32)  # of the run, then of the chain
+                chain = T.alloc_fragment([head_dim, columns], FP32)  # the runs of a chain so far, as the merge has them
+                chain_max = T.alloc_fragment([columns], FP32)
+                chain_total = T.alloc_fragment([columns], FP32)
                 scale = sm_scale * LOG2E
                 used = T.alloc_var(INT32)  # stages consumed so far
+                carried = T.alloc_var(INT32)  # whether a chain has begun
                 used = 0
+                carried = 0
                 while follows != 0:
                     T.fill(o, 0)
                     T.fill(sums, 0)
@@ -198,14 +223,44 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         T.barrier_arrive(empty[used % stages])
                         used = used + 1
                     T.barrier_arrive(q_empty[i % q_stages])
+                    T.reduce_sum(sums, total, dim=0, clear=True)
+                    for b in T.Parallel(columns):
+                        lse[b] = T.if_then_else(total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b]))
+                    for d, b in T.Parallel(head_dim, columns):
+                        o[d, b] = T.if_then_else(total[b] == 0, 0.0, o[d, b] / total[b])
+                    if carried != 0 or slot == CARRIED:
+                        if carried == 0:
+                            T.fill(chain, 0)
+                            T.fill(chain_max, minus_inf)
+                            T.fill(chain_total, 0)
+                        for b in T.Parallel(columns):
+                            m_new[b] = T.max(chain_max[b], lse[b])
+                        for b in T.Parallel(columns):
+                            m[b] = T.if_then_else(m_new[b] == minus_inf, 0.0, m_new[b])
+                        for b in T.Parallel(columns):
+                            alpha[b] = T.exp2(chain_max[b] - m[b])
+                        for b in T.Parallel(columns):
+                            total[b] = T.exp2(lse[b] - m[b])
+                        for b in T.Parallel(columns):
+                            chain_max[b] = m_new[b]
+                        for b in T.Parallel(columns):
+                            chain_total[b] = T.ieee_fmaf(chain_total[b], alpha[b], total[b])
+                        for d, b in T.Parallel(head_dim, columns):
+                            chain[d, b] = T.ieee_fmaf(total[b], o[d, b], T.ieee_mul(chain[d, b], alpha[b]))
+                        carried = 1
+                        if slot != CARRIED:
+                            carried = 0
+                            for d, b in T.Parallel(head_dim, columns):
+                                o[d, b] = T.if_then_else(chain_total[b] == 0, 0.0, chain[d, b] / chain_total[b])
+                            for b in T.Parallel(columns):
+                                lse[b] = T.if_then_else(chain_total[b] == 0, minus_inf, chain_max[b] + T.log2(chain_total[b]))
                     if slot >= 0 and slot < max_slots:
-                        T.reduce_sum(sums, total, dim=0, clear=True)
                         for d, b in T.Parallel(head_dim, columns):
                             if b < group:
-                                partial_out[slot, b, d] = T.if_then_else(total[b] == 0, 0.0, o[d, b] / total[b])
+                                partial_out[slot, b, d] = o[d, b]
                         for b in T.Parallel(columns):
                             if b < group:
-                                partial_lse[slot, b] = T.if_then_else(total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b]))
+                                partial_lse[slot, b] = lse[b]
                     i = i + 1
             else:
                 lane = tx - WARPGROUP
@@ -270,47 +325,65 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         if lane == 0:
                             hidden[filled % stages] = mask
                         T.sync_warp()
-                        T.tma_copy(
+                        fetch(
                             pool[tile, start : start + page_size, kv_head, :],
                             ring[filled % stages, :, :],
-                            barrier=full[filled % stages],
-                            eviction_policy="evict_first",
+                            full,
+                            filled % stages,
+                            follows,
                         )
-                        T.barrier_arrive(full[filled % stages])
                         filled = filled + 1
                         if not folded:
                             T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
-                            T.tma_copy(
+                            fetch(
                                 pool[tile + 1, start : start + page_size, kv_head, :],
                                 ring[filled % stages, :, :],
-                                barrier=full[filled % stages],
-                                eviction_policy="evict_first",
+                                full,
+                                filled % stages,
+                                follows,
                             )
-                            T.barrier_arrive(full[filled % stages])
                             filled = filled + 1
                     i = i + 1
 
     return kernel
 
 
-COLUMNS = 128  # output columns a merging CTA
-VECTOR = 4  # columns a thread
-LANES = 8  # partials it reads side by side
-DEPTH = 5  # of them a thread reads before it needs one: 40 a CTA, more than a request and KV head has where there are four
+MERGE_THREADS = 256
+VECTOR = 4  # output columns a thread
+MOST_LANES = 32
+LANE_STEP = 8  # lanes are a multiple of this
+
+
+@T.macro
+def add(m: T.Ref, total: T.Ref, acc, lse, values, at):
+    """Adds a normalised partial to a running sum of them: the maximum of the lse, the sum of the weights, the weighed values.
+    Every operation is spelled out, as where the partial kernel combines a chain."""
+    m_new = T.alloc_var(FP32)
+    base = T.alloc_var(FP32)
+    decay = T.alloc_var(FP32)
+    weight = T.alloc_var(FP32)
+    m_new = T.max(m, lse)
+    # No partial has seen a key, and every weight is 0; or a query is NaN, and so are they.
+    base = T.if_then_else(m_new == -T.infinity(FP32), 0.0, m_new)
+    decay = T.exp2(m - base)
+    weight = T.exp2(lse - base)
+    m = m_new
+    total = T.ieee_fmaf(total, decay, weight)
+    for v in T.unroll(VECTOR):
+        acc[v] = T.ieee_fmaf(weight, values[at, v], T.ieee_mul(acc[v], decay))
 
 
 def merge(head_dim: int) -> Any:
     """The merge kernel's prim_func: a row's partials, weighed by their lse, into its output.
 
-    One CTA merges 128 columns of one query head of one request: 8 lanes of 32 threads, each lane every eighth partial, five at
-    a time, then the lanes in order. The sum's order depends on the number of partials alone. A request without partials, or
-    whose partials saw no key, gives zeros and lse = -inf.
+    A CTA merges one of `merge_blocks` blocks of a query head's columns, of one request. Its threads are lanes: as many as leave
+    each thread four columns. Lane l takes the chains l, l + lanes, ..., reading one chain's partials at once; then the lanes
+    are added in order. That order depends on the number of partials and of lanes alone. A request without partials, or whose
+    partials saw no key, gives zeros and lse = -inf.
     """
     q_rows, num_q_heads, group = T.dynamic("q_rows"), T.dynamic("num_q_heads"), T.dynamic("group")
     max_slots, max_batch = T.dynamic("max_slots"), T.dynamic("max_batch")
     header_words, lse_rows = T.dynamic("header_words"), T.dynamic("lse_rows")
-    threads = LANES * COLUMNS // VECTOR
-    blocks = head_dim // COLUMNS
     minus_inf = -T.infinity(FP32)
 
     @T.prim_func
@@ -323,92 +396,105 @@ def merge(head_dim: int) -> Any:
         lse: T.Tensor([lse_rows, num_q_heads], FP32),
         num_kv_heads: T.int32,
         row_offset: T.int32,
+        merge_blocks: T.int32,
         want_lse: T.int32,
     ):
-        with T.Kernel(group * blocks, num_kv_heads, max_batch, threads=threads) as (group_block, kv_head, request):
-            T.annotate_min_blocks_per_sm(5)  # they wait beside the partial kernel's CTAs, and start as one wave
-            sums = T.alloc_shared([LANES, COLUMNS], FP32)
-            weights = T.alloc_shared([LANES], FP32)
-            maxima = T.alloc_shared([LANES], FP32)
+        with T.Kernel(group * merge_blocks, num_kv_heads, max_batch, threads=MERGE_THREADS) as (group_block, kv_head, request):
+            T.annotate_min_blocks_per_sm(4)  # they wait beside the partial kernel's CTAs, and start as one wave
+            sums = T.alloc_shared([MERGE_THREADS * VECTOR], FP32)  # [lanes, columns]
+            weights = T.alloc_shared([MOST_LANES], FP32)
+            maxima = T.alloc_shared([MOST_LANES], FP32)
             acc = T.alloc_local([VECTOR], FP32)
-            read = T.alloc_local([DEPTH, VECTOR], FP32)
-            read_lse = T.alloc_local([DEPTH], FP32)
+            chain = T.alloc_local([VECTOR], FP32)
+            merged = T.alloc_local([1, VECTOR], FP32)  # of the chain, normalised
+            read = T.alloc_local([CHAIN, VECTOR], FP32)
+            read_lse = T.alloc_local([CHAIN], FP32)
             m = T.alloc_var(FP32)
-            m_new = T.alloc_var(FP32)
+            total = T.alloc_var(FP32)
+            chain_max = T.alloc_var(FP32)
+            chain_total = T.alloc_var(FP32)
             base = T.alloc_var(FP32)
             weight = T.alloc_var(FP32)
-            total = T.alloc_var(FP32)
             value = T.alloc_var(FP32)
             batch = T.alloc_var(INT32)
             first = T.alloc_var(INT32)
             splits = T.alloc_var(INT32)
+            chained = T.alloc_var(INT32)
+            at = T.alloc_var(INT32)
             row = T.alloc_var(INT32)
+            columns = T.alloc_var(INT32)
+            lanes = T.alloc_var(INT32)
+            lane = T.alloc_var(INT32)
+            column = T.alloc_var(INT32)  # of the block, the thread's first
+            head = T.alloc_var(INT32)
+            in_group = T.alloc_var(INT32)
+            block_column = T.alloc_var(INT32)  # of the head, the block's first
             tx = T.get_thread_binding()
-            lane = tx // (COLUMNS // VECTOR)
-            column = tx % (COLUMNS // VECTOR) * VECTOR
-            in_group = group_block // blocks
-            block = group_block % blocks
+            columns = head_dim // merge_blocks
+            lanes = MERGE_THREADS * VECTOR // columns
+            lane = tx // (columns // VECTOR)
+            column = tx % (columns // VECTOR) * VECTOR
+            in_group = group_block // merge_blocks
+            block_column = group_block % merge_blocks * columns
             head = kv_head * group + in_group
             row = request + row_offset
             # The partial kernel lets this one start after its own wait, and so after whatever wrote the plan.
             batch = plan_header[HEADER_BATCH]
             splits = plan_requests[request, SPLITS]
             first = plan_requests[request, FIRST_SLOT]
+            chained = plan_requests[request, CHAINED]
             T.pdl_sync()
             T.pdl_trigger()
             if request < batch and row >= 0 and row < q_rows:
                 first = T.max(T.min(first + kv_head * splits, max_slots), 0)
                 splits = T.max(T.min(splits, max_slots - first), 0)
+                chained = T.max(T.min(chained, CHAIN), 1)
                 m = minus_inf
                 total = 0
                 for v in T.unroll(VECTOR):
                     acc[v] = 0
-                for k in T.serial(T.ceildiv(splits, DEPTH * LANES)):
-                    for u in T.unroll(DEPTH):
-                        if (k * DEPTH + u) * LANES + lane < splits:
-                            read_lse[u] = partial_lse[first + (k * DEPTH + u) * LANES + lane, in_group]
+                for k in T.serial(T.ceildiv(splits, chained * lanes)):
+                    at = (k * lanes + lane) * chained
+                    for u in T.unroll(CHAIN):
+                        if u < chained and at + u < splits:
+                            read_lse[u] = partial_lse[first + at + u, in_group]
                             for v in T.vectorized(VECTOR):
-                                read[u, v] = partial_out[
-                                    first + (k * DEPTH + u) * LANES + lane, in_group, block * COLUMNS + column + v
-                                ]
+                                read[u, v] = partial_out[first + at + u, in_group, block_column + column + v]
                         else:
                             read_lse[u] = minus_inf
                             for v in T.vectorized(VECTOR):
                                 read[u, v] = 0
-                    m_new = m
-                    for u in T.unroll(DEPTH):
-                        m_new = T.max(m_new, read_lse[u])
-                    # No partial has seen a key, and every weight is 0; or a query is NaN, and so are they.
-                    base = T.if_then_else(m_new == minus_inf, 0.0, m_new)
-                    weight = T.exp2(m - base)
-                    m = m_new
-                    total = total * weight
-                    for v in T.vectorized(VECTOR):
-                        acc[v] = acc[v] * weight
-                    for u in T.unroll(DEPTH):
-                        weight = T.exp2(read_lse[u] - base)
-                        total = total + weight
-                        for v in T.vectorized(VECTOR):
-                            acc[v] = acc[v] + weight * read[u, v]
+                    chain_max = minus_inf
+                    chain_total = 0
+                    for v in T.unroll(VECTOR):
+                        chain[v] = 0
+                    for u in T.unroll(CHAIN):
+                        add(chain_max, chain_total, chain, read_lse[u], read, u)
+                    weight = T.if_then_else(chain_total == 0, minus_inf, chain_max + T.log2(chain_total))
+                    for v in T.unroll(VECTOR):
+                        merged[0, v] = T.if_then_else(chain_total == 0, 0.0, chain[v] / chain_total)
+                    add(m, total, acc, weight, merged, 0)
                 for v in T.vectorized(VECTOR):
-                    sums[lane, column + v] = acc[v]
+                    sums[lane * columns + column + v] = acc[v]
                 if column == 0:
                     weights[lane] = total
                     maxima[lane] = m
                 T.sync_threads()
-                if tx < COLUMNS:
-                    m = maxima[0]
-                    for k in T.unroll(1, LANES):
-                        m = T.max(m, maxima[k])
+                if tx < columns:
+                    m = minus_inf
+                    for k in T.serial(lanes // LANE_STEP):
+                        for u in T.unroll(LANE_STEP):
+                            m = T.max(m, maxima[k * LANE_STEP + u])
                     base = T.if_then_else(m == minus_inf, 0.0, m)
                     total = 0
                     value = 0
-                    for k in T.unroll(LANES):
-                        weight = T.exp2(maxima[k] - base)
-                        total = total + weight * weights[k]
-                        value = value + weight * sums[k, tx]
-                    out[row, head, block * COLUMNS + tx] = T.if_then_else(total == 0, 0.0, value / total)
-                    if want_lse != 0 and block == 0 and tx == 0:
+                    for k in T.serial(lanes // LANE_STEP):
+                        for u in T.unroll(LANE_STEP):
+                            weight = T.exp2(maxima[k * LANE_STEP + u] - base)
+                            total = total + weight * weights[k * LANE_STEP + u]
+                            value = value + weight * sums[(k * LANE_STEP + u) * columns + tx]
+                    out[row, head, block_column + tx] = T.if_then_else(total == 0, 0.0, value / total)
+                    if want_lse != 0 and block_column == 0 and tx == 0:
                         lse[row, head] = T.if_then_else(total == 0, minus_inf, (base + T.log2(total)) * LN2)
 
     return kernel

@@ -32,6 +32,8 @@ UNTOUCHED = 0x5A5A5A5A  # what a plan's array holds before a call
 HEADER_WORDS = 16
 MAGIC, BATCH, ITEMS, Q_HEADS, KV_HEADS, PAGE_SIZE, PAGE_FORMAT, MAX_BATCH, MAX_SLOTS, SM_COUNT = range(10)
 REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, NEXT, ITEM_WORDS = range(9)
+CARRIED = -2  # the slot of an item whose partial goes into the next item's
+CHAIN = 5  # runs
 
 SHIM = """
 #include <tilepress.h>
@@ -123,10 +125,12 @@ def sizes(c: ctypes.CDLL, **changes: int) -> Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan's parts, as lists: requests [max_batch] of (first slot, splits), ctas [sm_count] of each one's items, by words."""
+    """A plan's parts, as lists: requests [max_batch] of (first slot, partials of a KV head), chained [max_batch] how many of
+    those are a chain, ctas [sm_count] of each one's items, by words."""
 
     header: list[int]
     requests: list[tuple[int, int]]
+    chained: list[int]
     ctas: list[list[tuple[int, ...]]]
 
     @property
@@ -135,9 +139,9 @@ class Plan:
         return [item for items in self.ctas for item in items]
 
     def runs(self, request: int, kv_head: int) -> list[tuple[int, ...]]:
-        """Items of a request and KV head, by slot."""
+        """Items of a request and KV head, by page."""
         mine = [item for item in self.items if item[REQUEST] == request and item[KV_HEAD] == kv_head]
-        return sorted(mine, key=lambda item: item[SLOT])
+        return sorted(mine, key=lambda item: item[FIRST_PAGE])
 
 
 def call_plan(
@@ -189,7 +193,7 @@ def parse(array: Sequence[int]) -> Plan:
             assert header[SM_COUNT] <= items[at][NEXT] and items[at][NEXT] > at, "a next item lies further on"
             at = items[at][NEXT]
         ctas.append(chain)
-    return Plan(header, list(zip(flat[::8], flat[1::8], strict=True)), ctas)
+    return Plan(header, list(zip(flat[::8], flat[1::8], strict=True)), list(flat[6::8]), ctas)
 
 
 def plan(c: ctypes.CDLL, kv_len: Sequence[int], indptr: Sequence[int] | None = None, **changes: int) -> Plan:
@@ -232,7 +236,7 @@ def test_more_kv_heads_than_multiprocessors_still_get_one_split(c: ctypes.CDLL) 
 def test_the_header_names_what_the_plan_is_for(c: ctypes.CDLL, page_format: int) -> None:
     # The lists have two pages and one: the plan reaches into three page ids.
     made = plan(c, [100, 1], page_format=page_format)
-    assert made.header == [0x54504433, 2, 12, 32, 4, PAGE, page_format, 8, 8 * 4 * 33, SMS, 3, *[0] * 5]
+    assert made.header == [0x54504434, 2, 12, 32, 4, PAGE, page_format, 8, 8 * 4 * 33, SMS, 3, *[0] * 5]
 
 
 LENGTHS = (1, 2, 63, 64, 65, 128, 129, 2111, 2112, 2113, 10_602, 40_002, 81_653, 163_336, 262_143, 262_144)
@@ -274,7 +278,7 @@ def test_chunks_of_a_given_size(c: ctypes.CDLL, chunk: int) -> None:
     lengths = [1, 64, 65, 1000, 5000]
     made = plan(c, lengths, chunk_tokens=chunk, max_slots=1000)
     for request, length in enumerate(lengths):
-        assert made.requests[request][1] == -(-pages_of(length) * PAGE // chunk)
+        assert len(made.runs(request, 0)) == -(-pages_of(length) * PAGE // chunk)
         assert all(run[TILES] * PAGE <= chunk for run in made.runs(request, 0))
 
 
@@ -296,15 +300,17 @@ def test_every_page_is_read_once(c: ctypes.CDLL, q_heads: int, kv_heads: int, sp
         for length in lengths:
             indptr.append(indptr[-1] + pages_of(length) + spare)
         made = plan(c, lengths, indptr, num_q_heads=q_heads, num_kv_heads=kv_heads)
-        slots = [item[SLOT] for item in made.items]
+        slots = [item[SLOT] for item in made.items if item[SLOT] != CARRIED]
         assert len(set(slots)) == len(slots)
         assert set(slots) == set(range(len(slots))), "slots without a gap"
         assert len(slots) <= made.header[MAX_SLOTS]
         for request, length in enumerate(lengths):
-            first_slot, splits = made.requests[request]
+            first_slot, partials = made.requests[request]
             for head in range(kv_heads):
                 runs = made.runs(request, head)
-                assert [run[SLOT] for run in runs] == [first_slot + head * splits + i for i in range(splits)]
+                assert [run[SLOT] for run in runs if run[SLOT] != CARRIED] == [
+                    first_slot + head * partials + i for i in range(partials)
+                ]
                 pages = [page for run in runs for page in range(run[FIRST_PAGE], run[FIRST_PAGE] + run[TILES])]
                 assert pages == list(range(indptr[request], indptr[request] + pages_of(length)))
                 assert sum((run[TILES] - 1) * PAGE + run[LAST_LEN] for run in runs) == length
@@ -313,13 +319,56 @@ def test_every_page_is_read_once(c: ctypes.CDLL, q_heads: int, kv_heads: int, sp
         assert len(made.items) == made.header[ITEMS]
 
 
-def test_no_cta_has_more_than_its_share_and_one_item(c: ctypes.CDLL) -> None:
-    """Greedy assignment: the CTA that got an item had the least before, so no more than the average."""
+def test_no_cta_has_more_than_its_share_and_one_run(c: ctypes.CDLL) -> None:
+    """Greedy assignment: the CTA that got an item had the least before, so no more than the average. Whole chains come first,
+    and enough runs after them that these decide."""
     for lengths in batches():
         made = plan(c, lengths)
         loads = [sum(item[TILES] for item in items) for items in made.ctas]
         longest = max((item[TILES] for item in made.items), default=0)
         assert max(loads) <= sum(loads) / SMS + longest
+
+
+def chains(items: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """A CTA's items by the partial that they are part of."""
+    found: list[list[tuple[int, ...]]] = [[]]
+    for item in items:
+        found[-1].append(item)
+        if item[SLOT] != CARRIED:
+            found.append([])
+    assert not found[-1], "a CTA's last partial is carried nowhere"
+    return found[:-1]
+
+
+def test_a_whole_chain_is_five_runs_in_a_row(c: ctypes.CDLL) -> None:
+    """64 requests of 10,602 tokens, 166 pages in 28 runs: six chains of a KV head, the longest of at most 30 pages. For each of
+    132 CTAs so many need the 664 pages of six requests: those of the last six are spread."""
+    made = plan(c, [10_602] * 64, max_batch=64)
+    assert made.chained == [1] * 58 + [CHAIN] * 6
+    assert made.requests[57:59] == [(57 * 4 * 6, 6), (58 * 4 * 6, 28)]
+    whole = [chain for items in made.ctas for chain in chains(items) if chain[0][REQUEST] < 58]
+    assert len(whole) == 58 * 4 * 6
+    for chain in whole:
+        request, kv_head = chain[0][REQUEST], chain[0][KV_HEAD]
+        at = made.runs(request, kv_head).index(chain[0])
+        assert at % CHAIN == 0
+        assert chain == made.runs(request, kv_head)[at : at + CHAIN]
+        assert chain[-1][SLOT] == made.requests[request][0] + kv_head * 6 + at // CHAIN
+    assert all(len(chain) == 1 for items in made.ctas for chain in chains(items) if chain[0][REQUEST] >= 58)
+
+
+def test_a_chain_as_long_as_a_ctas_share_is_spread(c: ctypes.CDLL) -> None:
+    """A long request first, whose chains would be 385 pages where a CTA's share is 152, and then short ones."""
+    made = plan(c, [163_336] + [10_602] * 15, max_batch=16)
+    assert made.chained == [CHAIN] * 16
+    assert CARRIED not in {item[SLOT] for item in made.items}
+
+
+@pytest.mark.parametrize("lengths", [[10_602], [262_144], [40_002] * 4, [1, 64, 65]], ids=str)
+def test_a_batch_with_no_runs_to_spare_has_no_whole_chains(c: ctypes.CDLL, lengths: list[int]) -> None:
+    made = plan(c, lengths)
+    assert made.chained == [CHAIN] * len(lengths) + [0] * (8 - len(lengths))
+    assert CARRIED not in {item[SLOT] for item in made.items}
 
 
 def test_a_lone_long_request_fills_the_machine(c: ctypes.CDLL) -> None:

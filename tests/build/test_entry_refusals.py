@@ -689,7 +689,7 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
     assert (list(first.grid), list(first.block)) == ([132, 1, 1], [160, 1, 1])
     # A head's 512 columns are four blocks: 8 heads of a group by 4, KV heads, the batch that the plan may hold.
     assert (list(second.grid), list(second.block)) == ([32, 4, 4], [256, 1, 1])
-    assert (first.dynamic_shared, second.dynamic_shared) == (216624, 4160)
+    assert (first.dynamic_shared, second.dynamic_shared) == (216624, 4352)
     assert (first.programmatic, second.programmatic) == (1, 1)
     assert (first.stream, second.stream) == (0xABC0, 0xABC0)
     # Parts of the plan at words 16 and 48; of the workspace behind 528 partials of 8 heads of 512 fp32 columns.
@@ -715,6 +715,7 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
         "lse": 0x30000,
         "max_batch": 4,
         "max_slots": 528,
+        "merge_blocks": 4,
         "num_kv_heads": 4,
         "num_q_heads": 32,
         "out": 0x20000,

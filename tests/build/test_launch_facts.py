@@ -201,7 +201,8 @@ LAUNCHES = {
         3 * 32768 + 4096 + 3072 + 10 * 136 * 4 + 1536 + 320,
     ),
     # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums, a weight and a maximum each.
-    "merge": (("(group * 4)", "num_kv_heads", "max_batch"), 256, 8 * 128 * 4 + 2 * 8 * 4),
+    # [8, 128] or [32, 32] sums; weights and maxima of 32 lanes.
+    "merge": (("(group * merge_blocks)", "num_kv_heads", "max_batch"), 256, 1024 * 4 + 2 * 32 * 4),
     # Three tiles of Q and four of keys or values, each [64, 256], 32 KB; 12 words of each of four items,
     # and 8 of a request.
     "sliding prefill": (("sm_count", "1", "1"), 384, (3 + 4) * 32 * 1024 + (4 * 12 + 8) * 4),
@@ -236,6 +237,7 @@ SCALARS = {
         "group",
         "max_batch",
         "max_slots",
+        "merge_blocks",
         "num_kv_heads",
         "num_q_heads",
         "q_rows",

@@ -19,7 +19,7 @@ import torch
 from bench.inputs import INT32_MIN, TILE, Batch, Geometry
 from bench.library import decode, prefill
 from bench.outputs import Outputs, make_outputs
-from bench.plans import FIRST_SLOT, ITEMS, SPLITS, Limits, Plan, make_plan
+from bench.plans import FIRST_SLOT, SPLITS, Limits, Plan, make_plan
 from bench.reference import (
     LSE_TOLERANCE,
     OUT_TOLERANCE,
@@ -204,7 +204,7 @@ class Decoded:
     def partials(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the slots that the plan uses: outputs fp32 [slots, group, head_dim] and base-2 lse fp32 [slots, group]."""
         out, lse = self.plan.partials(self.batch.geometry.group, self.batch.geometry.head_dim)
-        return out[: self.plan.header[ITEMS]], lse[: self.plan.header[ITEMS]]
+        return out[: self.plan.slots], lse[: self.plan.slots]
 
     def same_bits(self, other: Decoded) -> bool:
         """Whether outputs, guard zones and the partials that the plan uses are bit-identical."""
@@ -387,7 +387,7 @@ def assert_partials(decoded: Decoded, expected: Reference) -> None:
     """The fp32 partials, merged here in fp64, against the reference: the kernel's own error, apart from the rounding of out
     to bf16, so no allowance for that. And the plan is as it was, and so is what it does not use of the workspace."""
     plan, shape = decoded.plan, decoded.batch.geometry
-    used = plan.header[ITEMS] if not shape.sliding else 0  # one kernel leaves no partials
+    used = plan.slots if not shape.sliding else 0  # one kernel leaves no partials
     out, lse = (part.double() for part in decoded.partials)
     for request, row in enumerate(plan.host_parts.requests[: decoded.batch.size].tolist()):
         for kv_head in range(shape.kv_heads if used else 0):

@@ -17,7 +17,7 @@ import torch
 from bench.inputs import INT32_MAX, INT32_MIN, Batch, Geometry, Piece, Request, assemble, build, select
 from bench.library import DECODE, decode
 from bench.outputs import make_outputs
-from bench.plans import BATCH, KV_HEAD, SPLITS, TILES, Limits, make_plan
+from bench.plans import BATCH, CHAINED, KV_HEAD, SPLITS, TILES, Limits, make_plan
 from bench.reference import attention
 
 from .harness import (
@@ -42,6 +42,7 @@ OPERATION, HEAD_DIM = "decode", 512
 every_instance = pytest.mark.parametrize(("group", "page_format"), [(g, f) for f in FORMATS for g in GROUPS])
 
 FEW_KV_HEADS = {4: 2, 8: 1, 16: 1}  # where a context is long
+CHAIN = 5  # runs, of csrc/decode_plan.h
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,29 @@ def test_bits_do_not_depend_on_the_batch(library: ModuleType, group: int, page_f
         for at, r in enumerate(order):
             for name, mine, alone in zip(("out", "lse"), bits(decoded, at), bits(expected, r), strict=True):
                 assert torch.equal(mine, alone), f"{name} of request {r} in {order}"
+
+
+@every_instance
+def test_whole_chains_have_the_bits_of_spread_ones(library: ModuleType, group: int, page_format: str) -> None:
+    """In a batch that has runs to spare, a CTA combines a chain; alone, the merge does. With a page that is none, and runs and
+    chains of unequal length among them."""
+    shape = geometry(group, MODEL_KV_HEADS[group], page_format)
+    contexts = (9000, 7000, 2113, 40, 0, 12_001)
+    whole = build(shape, [Request(1, context) for context in contexts], device=DEVICE, seed=11)
+    whole.page_ids[int(whole.page_indptr[1]) + 3] = -1
+    order = [*range(len(contexts)), *[0] * 40]
+    batch = select(whole, order)
+    decoded = check_decode(library, batch, Limits(len(order)), status=library.STATUS_BAD_PAGE_ID)
+    chained = decoded.plan.host_parts.requests[: len(order), CHAINED].tolist()
+    assert chained[:6] == [1] * 6, "these are whole"
+    assert chained[-1] == CHAIN, "and the last ones spread"
+    for r in range(len(contexts)):
+        alone = run_decode(library, select(whole, [r]), Limits(1))
+        assert alone.plan.host_parts.requests[0, CHAINED] == CHAIN
+        for name, mine, other in zip(("out", "lse"), bits(decoded, r), bits(alone, 0), strict=True):
+            assert torch.equal(mine, other), f"{name} of request {r}"
+    for name, mine, other in zip(("out", "lse"), bits(decoded, 0), bits(decoded, len(order) - 1), strict=True):
+        assert torch.equal(mine, other), f"{name} of a request that is there twice, whole and spread"
 
 
 @every_instance
