@@ -88,12 +88,9 @@ class Plan:
 
     @property
     def slots(self) -> int:
-        """How many slots of the workspace its requests use: those of the last that has any end there."""
-        kv_heads = self.header[KV_HEADS]
-        return max(
-            (row[FIRST_SLOT] + kv_heads * row[SPLITS] for row in self.host_parts.requests[: self.header[BATCH]].tolist()),
-            default=0,
-        )
+        """How many slots of the workspace its requests use."""
+        rows = self.host_parts.requests[: self.header[BATCH]].tolist()
+        return max((row[FIRST_SLOT] + self.header[KV_HEADS] * row[SPLITS] for row in rows), default=0)
 
     def partials(self, group: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the workspace: outputs fp32 [max_slots, group, head_dim] and base-2 lse fp32 [max_slots, group]."""
