@@ -390,7 +390,7 @@ def merge(head_dim: int) -> Any:
     def kernel(
         plan_header: T.Tensor([header_words], INT32),
         plan_requests: T.Tensor([max_batch, REQUEST_WORDS], INT32),
-        partial_out: T.Tensor([max_slots, group, head_dim], FP32),
+        partial_out: T.Tensor([max_slots, group, head_dim // VECTOR, VECTOR], FP32),
         partial_lse: T.Tensor([max_slots, group], FP32),
         out: T.Tensor([q_rows, num_q_heads, head_dim], BF16),
         lse: T.Tensor([lse_rows, num_q_heads], FP32),
@@ -401,7 +401,7 @@ def merge(head_dim: int) -> Any:
     ):
         with T.Kernel(group * merge_blocks, num_kv_heads, max_batch, threads=MERGE_THREADS) as (group_block, kv_head, request):
             T.annotate_min_blocks_per_sm(4)  # they wait beside the partial kernel's CTAs, and start as one wave
-            sums = T.alloc_shared([MERGE_THREADS * VECTOR], FP32)  # [lanes, columns]
+            sums = T.alloc_shared([MERGE_THREADS, VECTOR], FP32)  # a thread each: [lanes, threads of a lane]
             weights = T.alloc_shared([MOST_LANES], FP32)
             maxima = T.alloc_shared([MOST_LANES], FP32)
             acc = T.alloc_local([VECTOR], FP32)
@@ -422,20 +422,20 @@ def merge(head_dim: int) -> Any:
             chained = T.alloc_var(INT32)
             at = T.alloc_var(INT32)
             row = T.alloc_var(INT32)
-            columns = T.alloc_var(INT32)
+            width = T.alloc_var(INT32)  # of the block and so of a lane, in vectors of columns
             lanes = T.alloc_var(INT32)
             lane = T.alloc_var(INT32)
-            column = T.alloc_var(INT32)  # of the block, the thread's first
             head = T.alloc_var(INT32)
             in_group = T.alloc_var(INT32)
-            block_column = T.alloc_var(INT32)  # of the head, the block's first
+            first_vector = T.alloc_var(INT32)  # the block's, of the head's
+            vector = T.alloc_var(INT32)  # the thread's, of the block's
             tx = T.get_thread_binding()
-            columns = head_dim // merge_blocks
-            lanes = MERGE_THREADS * VECTOR // columns
-            lane = tx // (columns // VECTOR)
-            column = tx % (columns // VECTOR) * VECTOR
+            width = head_dim // VECTOR // merge_blocks
+            lanes = MERGE_THREADS // width
+            lane = tx // width
+            vector = tx % width
             in_group = group_block // merge_blocks
-            block_column = group_block % merge_blocks * columns
+            first_vector = group_block % merge_blocks * width
             head = kv_head * group + in_group
             row = request + row_offset
             # The partial kernel lets this one start after its own wait, and so after whatever wrote the plan.
@@ -453,13 +453,13 @@ def merge(head_dim: int) -> Any:
                 total = 0
                 for v in T.unroll(VECTOR):
                     acc[v] = 0
-                for k in T.serial(T.ceildiv(splits, chained * lanes)):
-                    at = (k * lanes + lane) * chained
+                at = lane * chained
+                while at < splits:
                     for u in T.unroll(CHAIN):
                         if u < chained and at + u < splits:
                             read_lse[u] = partial_lse[first + at + u, in_group]
                             for v in T.vectorized(VECTOR):
-                                read[u, v] = partial_out[first + at + u, in_group, block_column + column + v]
+                                read[u, v] = partial_out[first + at + u, in_group, first_vector + vector, v]
                         else:
                             read_lse[u] = minus_inf
                             for v in T.vectorized(VECTOR):
@@ -474,13 +474,14 @@ def merge(head_dim: int) -> Any:
                     for v in T.unroll(VECTOR):
                         merged[0, v] = T.if_then_else(chain_total == 0, 0.0, chain[v] / chain_total)
                     add(m, total, acc, weight, merged, 0)
+                    at = at + lanes * chained
                 for v in T.vectorized(VECTOR):
-                    sums[lane * columns + column + v] = acc[v]
-                if column == 0:
+                    sums[tx, v] = acc[v]
+                if vector == 0:
                     weights[lane] = total
                     maxima[lane] = m
                 T.sync_threads()
-                if tx < columns:
+                if tx < width * VECTOR:
                     m = minus_inf
                     for k in T.serial(lanes // LANE_STEP):
                         for u in T.unroll(LANE_STEP):
@@ -492,9 +493,9 @@ def merge(head_dim: int) -> Any:
                         for u in T.unroll(LANE_STEP):
                             weight = T.exp2(maxima[k * LANE_STEP + u] - base)
                             total = total + weight * weights[k * LANE_STEP + u]
-                            value = value + weight * sums[(k * LANE_STEP + u) * columns + tx]
-                    out[row, head, block_column + tx] = T.if_then_else(total == 0, 0.0, value / total)
-                    if want_lse != 0 and block_column == 0 and tx == 0:
+                            value = value + weight * sums[(k * LANE_STEP + u) * width + tx // VECTOR, tx % VECTOR]
+                    out[row, head, first_vector * VECTOR + tx] = T.if_then_else(total == 0, 0.0, value / total)
+                    if want_lse != 0 and first_vector == 0 and tx == 0:
                         lse[row, head] = T.if_then_else(total == 0, minus_inf, (base + T.log2(total)) * LN2)
 
     return kernel
