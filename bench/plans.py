@@ -93,11 +93,12 @@ class Plan:
         return max((row[FIRST_SLOT] + self.header[KV_HEADS] * row[SPLITS] for row in rows), default=0)
 
     def partials(self, group: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the workspace: outputs fp32 [max_slots, group, head_dim] and base-2 lse fp32 [max_slots, group]."""
+        """Views of the workspace, fp32: weighed values [max_slots, group, head_dim] and, [max_slots, group, 2], the base-2
+        maximum of their scores and the sum of the weights."""
         slots = self.header[MAX_SLOTS]
         values = self.workspace.view(torch.float32)
         outs = slots * group * head_dim
-        return values[:outs].view(slots, group, head_dim), values[outs : outs + slots * group].view(slots, group)
+        return values[:outs].view(slots, group, head_dim), values[outs : outs + 2 * slots * group].view(slots, group, 2)
 
     def load(self, other: Plan) -> None:
         """Copies another plan of the same limits over this one's device copy, as a server does before it replays a graph."""

@@ -26,7 +26,7 @@ struct DecodeLaunch : PoolTiles {
   const int32_t *plan_requests;
   const int32_t *plan_items;
   float *partial_out;
-  float *partial_lse;
+  float *partial_sums;
   bool nothing;
 
   bool empty() const { return nothing; }
@@ -76,10 +76,10 @@ static inline int prepare(const char *entry, const tilepress_decode_args &args, 
   if (int code = check_workspace(entry, args, need)) return code;
   if (args.workspace == nullptr && !launch->nothing) return fail(TILEPRESS_INVALID_ARGUMENT, "%s: workspace is null", entry);
   launch->partial_out = static_cast<float *>(args.workspace);
-  launch->partial_lse = launch->partial_out + static_cast<int64_t>(launch->max_slots) * launch->group * args.head_dim;
-  // 128 columns leave eight lanes of threads, 32 leave 32: as many as take a request's chains at once.
-  constexpr int32_t kLanes = 8;
-  launch->merge_blocks = args.head_dim / (launch->ctas / args.num_kv_heads > kLanes * kChain ? 32 : 128);
+  launch->partial_sums = launch->partial_out + static_cast<int64_t>(launch->max_slots) * launch->group * args.head_dim;
+  // A merging CTA of 128 columns has eight lanes of threads, of 32 columns 32: enough for a request's chains at once.
+  constexpr int32_t kFewLanes = 8;
+  launch->merge_blocks = args.head_dim / (launch->ctas / args.num_kv_heads > kFewLanes * kChain ? 32 : 128);
   return TILEPRESS_OK;
 }
 

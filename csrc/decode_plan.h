@@ -84,11 +84,11 @@ struct PlanLayout {
   static int64_t round_up(int64_t words) { return (words + 3) / 4 * 4; }
 };
 
-// Bytes of a workspace: fp32 partial outputs [max_slots, group, head_dim], then their base-2 lse [max_slots, group]. -1 where
-// they do not count in 63 bits.
+// Bytes of a workspace, all fp32: partial outputs [max_slots, group, head_dim], then [max_slots, group, 2], the base-2 maximum of
+// their scores and the sum of the weights that they hold. -1 where they do not count in 63 bits.
 static inline int64_t decode_workspace_bytes(int64_t max_slots, int64_t group, int64_t head_dim) {
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(max_slots * group, (head_dim + 1) * static_cast<int64_t>(sizeof(float)), &bytes)) return -1;
+  if (__builtin_mul_overflow(max_slots * group, (head_dim + 2) * static_cast<int64_t>(sizeof(float)), &bytes)) return -1;
   return bytes;
 }
 

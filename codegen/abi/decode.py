@@ -207,7 +207,7 @@ DECODE = OperationAbi(
         "plan_requests",
         "plan_items",
         "partial_out",
-        "partial_lse",
+        "partial_sums",
         "want_lse",
         "want_status",
     ),

@@ -1,8 +1,8 @@
 """Split-KV decode over a paged KV pool: one query row a request, all keys or a window. Two kernels: partials, then a merge.
 
 partial: CTA c walks a list of the plan's items: item c, which is empty where the CTA has nothing to do, then from each item to
-the one that it names as next. An item is a run of pages of one request and one KV head; its result is a normalised partial
-output and the base-2 lse of its scores, for every query head of the group. merge: combines a row's partials. Which run an item
+the one that it names as next. An item is a run of pages of one request and one KV head; its result is, for every query
+head of the group, the maximum of the scores in base 2, the sum of their weights 2^(score - maximum), and the weighed values. merge: combines a row's partials. Which run an item
 is depends on its request's length alone, so a request's bits do not depend on the batch.
 
 Chains: CHAIN runs, one behind another, are combined first, in their order, and then the chains. Where the plan has one CTA take
@@ -56,6 +56,8 @@ REQUEST_WORDS = 8
 HEADER_BATCH = 1
 HANDED_WORDS = 4  # of an item, from the loading warp to the computing ones; the last pads
 CHAIN = 5  # runs; csrc/decode_plan.h has the same
+MAXIMUM, TOTAL = range(2)  # of a partial's scores and of their weights
+SUMS = 2
 
 
 def build(request: Request) -> Any:
@@ -114,7 +116,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
         page_ids: T.Tensor([num_page_ids], INT32),
         plan_items: T.Tensor([max_items, ITEM_WORDS], INT32),
         partial_out: T.Tensor([max_slots, group, head_dim], FP32),
-        partial_lse: T.Tensor([max_slots, group], FP32),
+        partial_sums: T.Tensor([max_slots, group, SUMS], FP32),
         status: T.Tensor([status_words], INT32),
         sm_scale: T.float32,
         row_offset: T.int32,
@@ -152,7 +154,6 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                 m_new = T.alloc_fragment([columns], FP32)
                 alpha = T.alloc_fragment([columns], FP32)
                 total = T.alloc_fragment([columns], FP32)
-                lse = T.alloc_fragment([columns], FP32)  # of the run, then of the chain
                 chain = T.alloc_fragment([head_dim, columns], FP32)  # the runs of a chain so far, as the merge has them
                 chain_max = T.alloc_fragment([columns], FP32)
                 chain_total = T.alloc_fragment([columns], FP32)
@@ -225,42 +226,38 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     T.barrier_arrive(q_empty[i % q_stages])
                     T.reduce_sum(sums, total, dim=0, clear=True)
                     for b in T.Parallel(columns):
-                        lse[b] = T.if_then_else(total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b]))
-                    for d, b in T.Parallel(head_dim, columns):
-                        o[d, b] = T.if_then_else(total[b] == 0, 0.0, o[d, b] / total[b])
+                        m[b] *= scale
                     if carried != 0 or slot == CARRIED:
                         if carried == 0:
                             T.fill(chain, 0)
                             T.fill(chain_max, minus_inf)
                             T.fill(chain_total, 0)
                         for b in T.Parallel(columns):
-                            m_new[b] = T.max(chain_max[b], lse[b])
+                            m_new[b] = T.max(chain_max[b], m[b])
                         for b in T.Parallel(columns):
-                            m[b] = T.if_then_else(m_new[b] == minus_inf, 0.0, m_new[b])
+                            alpha[b] = T.exp2(chain_max[b] - T.if_then_else(m_new[b] == minus_inf, 0.0, m_new[b]))
                         for b in T.Parallel(columns):
-                            alpha[b] = T.exp2(chain_max[b] - m[b])
-                        for b in T.Parallel(columns):
-                            total[b] = T.exp2(lse[b] - m[b])
+                            m[b] = T.exp2(m[b] - T.if_then_else(m_new[b] == minus_inf, 0.0, m_new[b]))
                         for b in T.Parallel(columns):
                             chain_max[b] = m_new[b]
                         for b in T.Parallel(columns):
-                            chain_total[b] = T.ieee_fmaf(chain_total[b], alpha[b], total[b])
+                            chain_total[b] = T.ieee_fmaf(m[b], total[b], T.ieee_mul(chain_total[b], alpha[b]))
                         for d, b in T.Parallel(head_dim, columns):
-                            chain[d, b] = T.ieee_fmaf(total[b], o[d, b], T.ieee_mul(chain[d, b], alpha[b]))
+                            chain[d, b] = T.ieee_fmaf(m[b], o[d, b], T.ieee_mul(chain[d, b], alpha[b]))
                         carried = 1
                         if slot != CARRIED:
                             carried = 0
-                            for d, b in T.Parallel(head_dim, columns):
-                                o[d, b] = T.if_then_else(chain_total[b] == 0, 0.0, chain[d, b] / chain_total[b])
-                            for b in T.Parallel(columns):
-                                lse[b] = T.if_then_else(chain_total[b] == 0, minus_inf, chain_max[b] + T.log2(chain_total[b]))
+                            T.copy(chain, o)
+                            T.copy(chain_max, m)
+                            T.copy(chain_total, total)
                     if slot >= 0 and slot < max_slots:
                         for d, b in T.Parallel(head_dim, columns):
                             if b < group:
                                 partial_out[slot, b, d] = o[d, b]
                         for b in T.Parallel(columns):
                             if b < group:
-                                partial_lse[slot, b] = lse[b]
+                                partial_sums[slot, b, MAXIMUM] = m[b]
+                                partial_sums[slot, b, TOTAL] = total[b]
                     i = i + 1
             else:
                 lane = tx - WARPGROUP
@@ -350,40 +347,41 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
 
 MERGE_THREADS = 256
 VECTOR = 4  # output columns a thread
-MOST_LANES = 32
-LANE_STEP = 8  # lanes are a multiple of this
+FEW_LANES = 8  # of 32 threads, and so of 128 columns
+MANY_LANES = 32  # of 8 threads
+WIDE = MERGE_THREADS * VECTOR // FEW_LANES
 
 
 @T.macro
-def add(m: T.Ref, total: T.Ref, acc, lse, values, at):
-    """Adds a normalised partial to a running sum of them: the maximum of the lse, the sum of the weights, the weighed values.
-    Every operation is spelled out, as where the partial kernel combines a chain."""
+def add(m: T.Ref, total: T.Ref, acc, other_max, other_total, other, at):
+    """Adds a partial to a running sum of them: maximum, total of the weights, weighed values. Every operation is spelled out,
+    as where the partial kernel combines a chain."""
     m_new = T.alloc_var(FP32)
     base = T.alloc_var(FP32)
     decay = T.alloc_var(FP32)
     weight = T.alloc_var(FP32)
-    m_new = T.max(m, lse)
-    # No partial has seen a key, and every weight is 0; or a query is NaN, and so are they.
-    base = T.if_then_else(m_new == -T.infinity(FP32), 0.0, m_new)
+    m_new = T.max(m, other_max)
+    base = T.if_then_else(m_new == -T.infinity(FP32), 0.0, m_new)  # no key so far: every weight is 0
     decay = T.exp2(m - base)
-    weight = T.exp2(lse - base)
+    weight = T.exp2(other_max - base)
     m = m_new
-    total = T.ieee_fmaf(total, decay, weight)
+    total = T.ieee_fmaf(weight, other_total, T.ieee_mul(total, decay))
     for v in T.unroll(VECTOR):
-        acc[v] = T.ieee_fmaf(weight, values[at, v], T.ieee_mul(acc[v], decay))
+        acc[0, v] = T.ieee_fmaf(weight, other[at, v], T.ieee_mul(acc[0, v], decay))
 
 
 def merge(head_dim: int) -> Any:
-    """The merge kernel's prim_func: a row's partials, weighed by their lse, into its output.
+    """The merge kernel's prim_func: a row's partials into its output.
 
-    A CTA merges one of `merge_blocks` blocks of a query head's columns, of one request. Its threads are lanes: as many as leave
-    each thread four columns. Lane l takes the chains l, l + lanes, ..., reading one chain's partials at once; then the lanes
-    are added in order. That order depends on the number of partials and of lanes alone. A request without partials, or whose
-    partials saw no key, gives zeros and lse = -inf.
+    A CTA merges one of `merge_blocks` blocks of a query head's columns, of one request. Its threads are lanes, 8 or 32, as the
+    number of blocks leaves each thread four columns. Lane l takes the chains l, l + lanes, ..., reading one chain's partials at
+    once; then the lanes are added in order. That order depends on the number of partials and of lanes alone. A request without
+    partials, or whose partials saw no key, gives zeros and lse = -inf.
     """
     q_rows, num_q_heads, group = T.dynamic("q_rows"), T.dynamic("num_q_heads"), T.dynamic("group")
     max_slots, max_batch = T.dynamic("max_slots"), T.dynamic("max_batch")
     header_words, lse_rows = T.dynamic("header_words"), T.dynamic("lse_rows")
+    few_blocks, many_blocks = head_dim // WIDE, head_dim // WIDE * MANY_LANES // FEW_LANES
     minus_inf = -T.infinity(FP32)
 
     @T.prim_func
@@ -391,7 +389,7 @@ def merge(head_dim: int) -> Any:
         plan_header: T.Tensor([header_words], INT32),
         plan_requests: T.Tensor([max_batch, REQUEST_WORDS], INT32),
         partial_out: T.Tensor([max_slots, group, head_dim // VECTOR, VECTOR], FP32),
-        partial_lse: T.Tensor([max_slots, group], FP32),
+        partial_sums: T.Tensor([max_slots, group, SUMS], FP32),
         out: T.Tensor([q_rows, num_q_heads, head_dim], BF16),
         lse: T.Tensor([lse_rows, num_q_heads], FP32),
         num_kv_heads: T.int32,
@@ -402,13 +400,12 @@ def merge(head_dim: int) -> Any:
         with T.Kernel(group * merge_blocks, num_kv_heads, max_batch, threads=MERGE_THREADS) as (group_block, kv_head, request):
             T.annotate_min_blocks_per_sm(4)  # they wait beside the partial kernel's CTAs, and start as one wave
             sums = T.alloc_shared([MERGE_THREADS, VECTOR], FP32)  # a thread each: [lanes, threads of a lane]
-            weights = T.alloc_shared([MOST_LANES], FP32)
-            maxima = T.alloc_shared([MOST_LANES], FP32)
-            acc = T.alloc_local([VECTOR], FP32)
-            chain = T.alloc_local([VECTOR], FP32)
-            merged = T.alloc_local([1, VECTOR], FP32)  # of the chain, normalised
+            totals = T.alloc_shared([MANY_LANES], FP32)
+            maxima = T.alloc_shared([MANY_LANES], FP32)
+            acc = T.alloc_local([1, VECTOR], FP32)
+            chain = T.alloc_local([1, VECTOR], FP32)
             read = T.alloc_local([CHAIN, VECTOR], FP32)
-            read_lse = T.alloc_local([CHAIN], FP32)
+            read_sums = T.alloc_local([CHAIN, SUMS], FP32)
             m = T.alloc_var(FP32)
             total = T.alloc_var(FP32)
             chain_max = T.alloc_var(FP32)
@@ -422,20 +419,27 @@ def merge(head_dim: int) -> Any:
             chained = T.alloc_var(INT32)
             at = T.alloc_var(INT32)
             row = T.alloc_var(INT32)
-            width = T.alloc_var(INT32)  # of the block and so of a lane, in vectors of columns
             lanes = T.alloc_var(INT32)
+            width = T.alloc_var(INT32)  # threads of a lane
             lane = T.alloc_var(INT32)
+            vector = T.alloc_var(INT32)  # this thread's place in its lane
             head = T.alloc_var(INT32)
             in_group = T.alloc_var(INT32)
-            first_vector = T.alloc_var(INT32)  # the block's, of the head's
-            vector = T.alloc_var(INT32)  # the thread's, of the block's
+            first_vector = T.alloc_var(INT32)  # of the block, among the head's
             tx = T.get_thread_binding()
-            width = head_dim // VECTOR // merge_blocks
-            lanes = MERGE_THREADS // width
-            lane = tx // width
-            vector = tx % width
-            in_group = group_block // merge_blocks
-            first_vector = group_block % merge_blocks * width
+            # Both cases with divisors that the compiler knows.
+            if merge_blocks == few_blocks:
+                lanes = FEW_LANES
+                lane = tx // (MERGE_THREADS // FEW_LANES)
+                in_group = group_block // few_blocks
+                first_vector = group_block % few_blocks * (MERGE_THREADS // FEW_LANES)
+            else:
+                lanes = MANY_LANES
+                lane = tx // (MERGE_THREADS // MANY_LANES)
+                in_group = group_block // many_blocks
+                first_vector = group_block % many_blocks * (MERGE_THREADS // MANY_LANES)
+            width = T.if_then_else(merge_blocks == few_blocks, MERGE_THREADS // FEW_LANES, MERGE_THREADS // MANY_LANES)
+            vector = tx - lane * width
             head = kv_head * group + in_group
             row = request + row_offset
             # The partial kernel lets this one start after its own wait, and so after whatever wrote the plan.
@@ -452,48 +456,51 @@ def merge(head_dim: int) -> Any:
                 m = minus_inf
                 total = 0
                 for v in T.unroll(VECTOR):
-                    acc[v] = 0
+                    acc[0, v] = 0
                 at = lane * chained
                 while at < splits:
                     for u in T.unroll(CHAIN):
                         if u < chained and at + u < splits:
-                            read_lse[u] = partial_lse[first + at + u, in_group]
+                            for v in T.vectorized(SUMS):
+                                read_sums[u, v] = partial_sums[first + at + u, in_group, v]
                             for v in T.vectorized(VECTOR):
                                 read[u, v] = partial_out[first + at + u, in_group, first_vector + vector, v]
                         else:
-                            read_lse[u] = minus_inf
+                            read_sums[u, MAXIMUM] = minus_inf
+                            read_sums[u, TOTAL] = 0
                             for v in T.vectorized(VECTOR):
                                 read[u, v] = 0
                     chain_max = minus_inf
                     chain_total = 0
                     for v in T.unroll(VECTOR):
-                        chain[v] = 0
+                        chain[0, v] = 0
                     for u in T.unroll(CHAIN):
-                        add(chain_max, chain_total, chain, read_lse[u], read, u)
-                    weight = T.if_then_else(chain_total == 0, minus_inf, chain_max + T.log2(chain_total))
-                    for v in T.unroll(VECTOR):
-                        merged[0, v] = T.if_then_else(chain_total == 0, 0.0, chain[v] / chain_total)
-                    add(m, total, acc, weight, merged, 0)
+                        add(chain_max, chain_total, chain, read_sums[u, MAXIMUM], read_sums[u, TOTAL], read, u)
+                    add(m, total, acc, chain_max, chain_total, chain, 0)
                     at = at + lanes * chained
                 for v in T.vectorized(VECTOR):
-                    sums[tx, v] = acc[v]
+                    sums[tx, v] = acc[0, v]
                 if vector == 0:
-                    weights[lane] = total
+                    totals[lane] = total
                     maxima[lane] = m
                 T.sync_threads()
-                if tx < width * VECTOR:
+                if tx < width * VECTOR:  # whole warps
                     m = minus_inf
-                    for k in T.serial(lanes // LANE_STEP):
-                        for u in T.unroll(LANE_STEP):
-                            m = T.max(m, maxima[k * LANE_STEP + u])
-                    base = T.if_then_else(m == minus_inf, 0.0, m)
                     total = 0
+                    if tx % WARP < lanes:
+                        m = maxima[tx % WARP]
+                        total = totals[tx % WARP]
+                    base = T.warp_reduce_max(m)
+                    weight = T.exp2(m - T.if_then_else(base == minus_inf, 0.0, base))
+                    total = T.warp_reduce_sum(total * weight)
                     value = 0
-                    for k in T.serial(lanes // LANE_STEP):
-                        for u in T.unroll(LANE_STEP):
-                            weight = T.exp2(maxima[k * LANE_STEP + u] - base)
-                            total = total + weight * weights[k * LANE_STEP + u]
-                            value = value + weight * sums[(k * LANE_STEP + u) * width + tx // VECTOR, tx % VECTOR]
+                    for k in T.serial(lanes // FEW_LANES):
+                        for u in T.unroll(FEW_LANES):
+                            value = (
+                                value
+                                + T.shfl_sync(weight, k * FEW_LANES + u)
+                                * sums[(k * FEW_LANES + u) * width + tx // VECTOR, tx % VECTOR]
+                            )
                     out[row, head, first_vector * VECTOR + tx] = T.if_then_else(total == 0, 0.0, value / total)
                     if want_lse != 0 and first_vector == 0 and tx == 0:
                         lse[row, head] = T.if_then_else(total == 0, minus_inf, (base + T.log2(total)) * LN2)

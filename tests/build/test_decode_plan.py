@@ -216,16 +216,16 @@ def test_sizes_by_hand(c: ctypes.CDLL) -> None:
     """31B on an H200: 33 splits of each of 4 KV heads a request, 8 requests; group 8."""
     slots = 8 * 4 * 33
     words = 16 + 64 + (132 + slots) * 8  # header; 8 requests of 8; items, one of each CTA and one of each slot
-    assert sizes(c) == Sizes(OK, words, slots * 8 * (512 + 1) * 4)
+    assert sizes(c) == Sizes(OK, words, slots * 8 * (512 + 2) * 4)
 
 
 def test_declared_slots_replace_the_rule(c: ctypes.CDLL) -> None:
-    assert sizes(c, max_slots=10) == Sizes(OK, 16 + 64 + (132 + 10) * 8, 10 * 8 * 513 * 4)
+    assert sizes(c, max_slots=10) == Sizes(OK, 16 + 64 + (132 + 10) * 8, 10 * 8 * 514 * 4)
     assert sizes(c, max_slots=10, chunk_tokens=640) == sizes(c, max_slots=10)
 
 
 def test_more_kv_heads_than_multiprocessors_still_get_one_split(c: ctypes.CDLL) -> None:
-    assert sizes(c, sm_count=3, max_batch=1).workspace_bytes == 4 * 8 * 513 * 4
+    assert sizes(c, sm_count=3, max_batch=1).workspace_bytes == 4 * 8 * 514 * 4
     assert plan(c, [10_000], sm_count=3).requests[0] == (0, 1)
 
 

@@ -47,7 +47,7 @@ SLOTS = 4 * 4 * 33
 # A header of 16; eight words a request; eight an item, of which each CTA and each slot has one.
 WORDS = 16 + 4 * 8 + (132 + SLOTS) * 8
 # A partial of 8 heads: 512 columns and an lse, in fp32.
-WORKSPACE = SLOTS * 8 * (512 + 1) * 4
+WORKSPACE = SLOTS * 8 * (512 + 2) * 4
 
 
 def plan_array(words: int = WORDS) -> int:
@@ -103,7 +103,7 @@ def values(entry: str) -> Changes:
     if entry == "merge_states":
         return {
             "partials": 0x10000,
-            "partial_lse": 0x20000,
+            "partial_sums": 0x20000,
             "out": 0x30000,
             "lse": 0x40000,
             "source_stride": 5 * 16 * 512,
@@ -409,9 +409,9 @@ REFUSED: dict[str, Cases] = {
     },
     "merge_states": {
         **sizes("tilepress_merge_states_args", 80),
-        **nulls("partials", "partial_lse", "out"),
+        **nulls("partials", "partial_sums", "out"),
         **misaligned(16, "partials", "out"),
-        **misaligned(4, "partial_lse", "lse"),
+        **misaligned(4, "partial_sums", "lse"),
         **below(0, "source_stride", "lse_stride", "num_rows"),
         **below(1, "num_sources", "num_heads"),
         **below(8, "head_dim"),
@@ -520,7 +520,7 @@ ACCEPTED: dict[str, dict[str, Changes]] = {
         "row_offset at its greatest": {"q_rows": INT32_MAX, "row_offset": INT32_MAX - 2},
         "a smaller plan": {
             "planned": {"max_slots": 20, "plan_words": 16 + 4 * 8 + (132 + 20) * 8},
-            "workspace_bytes": 20 * 8 * 513 * 4,
+            "workspace_bytes": 20 * 8 * 514 * 4,
         },
     },
     "sliding_decode": {
@@ -597,7 +597,7 @@ def test_the_sizes_of_a_plan(tier: str, request: pytest.FixtureRequest, real: Li
     # 100 slots of 8 heads; 2 multiprocessors.
     changes = {"max_slots": 100, "sm_count": 2, "max_batch": 1, "chunk_tokens": 128}
     assert library.call("decode_plan_size", build("decode_plan_size", **out, **changes)) == (OK, "")
-    assert (words.value, workspace.value) == (16 + 8 + (2 + 100) * 8, 100 * 8 * 513 * 4)
+    assert (words.value, workspace.value) == (16 + 8 + (2 + 100) * 8, 100 * 8 * 514 * 4)
     assert real.fake("calls").value == 0
 
 
@@ -625,7 +625,7 @@ EMPTY: dict[str, tuple[str, Changes]] = {
     "a windowed prefill of no rows": ("sliding_prefill", {"q_rows": 0, **dict.fromkeys(PREFILL_POINTERS, 0)}),
     "a windowed prefill of no requests": ("sliding_prefill", {"batch": 0, **dict.fromkeys(PREFILL_POINTERS, 0)}),
     "a windowed prefill of requests without rows": ("sliding_prefill", {"q_indptr_host": host(0, 0, 0)}),
-    "a merge of no rows": ("merge_states", {"num_rows": 0, **dict.fromkeys(("partials", "partial_lse", "out", "lse"), 0)}),
+    "a merge of no rows": ("merge_states", {"num_rows": 0, **dict.fromkeys(("partials", "partial_sums", "out", "lse"), 0)}),
 }
 
 
@@ -702,7 +702,7 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
         "num_pages": 10,
         "page_ids": 0x50000,
         "page_tiles": 20,
-        "partial_lse": 0x100000 + 528 * 8 * 512 * 4,
+        "partial_sums": 0x100000 + 528 * 8 * 512 * 4,
         "partial_out": 0x100000,
         "plan_items": 0x60000 + 48 * 4,
         "pool_tiles": 200,
@@ -719,7 +719,7 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
         "num_kv_heads": 4,
         "num_q_heads": 32,
         "out": 0x20000,
-        "partial_lse": 0x100000 + 528 * 8 * 512 * 4,
+        "partial_sums": 0x100000 + 528 * 8 * 512 * 4,
         "partial_out": 0x100000,
         "plan_header": 0x60000,
         "plan_requests": 0x60000 + 16 * 4,
@@ -755,7 +755,7 @@ def test_a_decodes_instance(group: int, kv_heads: int, page_format: int, real: L
     real.fake("error").value = 0
     changes = {"num_q_heads": group * kv_heads, "num_kv_heads": kv_heads, "page_format": page_format}
     # 132 multiprocessors to one or two KV heads: 132 slots a request, 528 of 16 heads at most.
-    args = valid(real, "global_decode", {**changes, "planned": changes, "workspace_bytes": 528 * 16 * 513 * 4})
+    args = valid(real, "global_decode", {**changes, "planned": changes, "workspace_bytes": 528 * 16 * 514 * 4})
     assert real.call("global_decode", args) == (OK, "")
     first, second = real.launches()
     name = f"global_decode_partial_g{group}_{'split' if page_format == SPLIT else 'folded'}"

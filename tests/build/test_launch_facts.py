@@ -279,8 +279,8 @@ SCALARS = {
 SCALARS["folded partial"] = SCALARS["partial"]
 POINTERS = {
     "folded prefill": {param.name for param in PARAMS if param.kind == "pointer"},
-    "partial": {"page_ids", "partial_lse", "partial_out", "plan_items", "status"},
-    "merge": {"lse", "out", "partial_lse", "partial_out", "plan_header", "plan_requests"},
+    "partial": {"page_ids", "partial_sums", "partial_out", "plan_items", "status"},
+    "merge": {"lse", "out", "partial_sums", "partial_out", "plan_header", "plan_requests"},
     "sliding prefill": {param.name for param in PARAMS if param.kind == "pointer"} | {"kv_origin"},
 }
 POINTERS["folded partial"] = POINTERS["partial"]

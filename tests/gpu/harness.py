@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +44,7 @@ SLIDING_KV_HEADS = {2: 8, 4: 2, 8: 1}
 WINDOW_LEFT = {2: 1023, 4: 511, 8: 511}
 SLIDING_HEAD_DIM = 256
 PAGE_SIZE = 64
+MERGE_VECTOR = 4  # columns of a partial that the decode's merge reads at once
 
 
 def geometry(group: int, kv_heads: int, page_format: str) -> Geometry:
@@ -202,9 +202,9 @@ class Decoded:
 
     @property
     def partials(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the slots that the plan uses: outputs fp32 [slots, group, head_dim] and base-2 lse fp32 [slots, group]."""
-        out, lse = self.plan.partials(self.batch.geometry.group, self.batch.geometry.head_dim)
-        return out[: self.plan.slots], lse[: self.plan.slots]
+        """Of the slots that the plan uses, fp32: values [slots, group, head_dim], maxima and totals [slots, group, 2]."""
+        values, sums = self.plan.partials(self.batch.geometry.group, self.batch.geometry.head_dim)
+        return values[: self.plan.slots], sums[: self.plan.slots]
 
     def same_bits(self, other: Decoded) -> bool:
         """Whether outputs, guard zones and the partials that the plan uses are bit-identical."""
@@ -235,7 +235,7 @@ def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decode
     plan = make_plan(library, batch, limits)
     outputs = make_outputs(batch)
     views = plan.device_parts
-    partial_out, partial_lse = plan.partials(shape.group, shape.head_dim)
+    partial_out, partial_sums = plan.partials(shape.group, shape.head_dim)
     partial, merge = twins("decode", shape)
     torch.cuda.synchronize()
     partial(
@@ -244,7 +244,7 @@ def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decode
         batch.page_ids[: batch.num_page_ids],
         views.items,
         partial_out,
-        partial_lse,
+        partial_sums,
         outputs.status,
         batch.sm_scale,
         plan.row_offset,
@@ -257,16 +257,22 @@ def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decode
     merge(
         views.header,
         views.requests,
-        partial_out,
-        partial_lse,
+        partial_out.unflatten(2, (-1, MERGE_VECTOR)),
+        partial_sums,
         outputs.out,
         outputs.lse,
         shape.kv_heads,
         plan.row_offset,
+        merge_blocks(shape, limits),
         1,  # want_lse
     )
     torch.cuda.synchronize()
     return Decoded(batch, plan, outputs)
+
+
+def merge_blocks(shape: Geometry, limits: Limits) -> int:
+    """As csrc/decode.h has it: 128 columns of a head a CTA, or 32 where a KV head may have more than 40 runs."""
+    return shape.head_dim // (32 if limits.sm_count // shape.kv_heads > 40 else 128)
 
 
 def run_sliding_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decoded:
@@ -388,7 +394,7 @@ def assert_partials(decoded: Decoded, expected: Reference) -> None:
     to bf16, so no allowance for that. And the plan is as it was, and so is what it does not use of the workspace."""
     plan, shape = decoded.plan, decoded.batch.geometry
     used = plan.slots if not shape.sliding else 0  # one kernel leaves no partials
-    out, lse = (part.double() for part in decoded.partials)
+    values, sums = (part.double() for part in decoded.partials)
     for request, row in enumerate(plan.host_parts.requests[: decoded.batch.size].tolist()):
         for kv_head in range(shape.kv_heads if used else 0):
             first = row[FIRST_SLOT] + kv_head * row[SPLITS]
@@ -396,14 +402,15 @@ def assert_partials(decoded: Decoded, expected: Reference) -> None:
             heads = slice(kv_head * shape.group, (kv_head + 1) * shape.group)
             if not row[SPLITS] or (expected.lse[request, heads] == float("-inf")).any():
                 continue
-            weights = torch.softmax(lse[some] * math.log(2), 0)
-            error = float(((weights[..., None] * out[some]).sum(0) - expected.out[request, heads]).abs().max())
+            maxima, totals = sums[some].unbind(2)
+            weights = torch.exp2(maxima - maxima.amax(0))
+            out = (weights[..., None] * values[some]).sum(0) / (weights * totals).sum(0)[..., None]
+            error = float((out - expected.out[request, heads]).abs().max())
             # Written so that NaN fails.
             assert error <= OUT_TOLERANCE, f"request {request}'s partials are {error:.5f} off the fp32 reference"
     assert torch.equal(plan.device, plan.host.to(plan.device.device)), "the plan was written"
-    whole_out, whole_lse = plan.partials(shape.group, shape.head_dim)
-    assert (whole_out[used:].view(torch.int32) == -1).all(), "the output of an unused slot was written"
-    assert (whole_lse[used:].view(torch.int32) == -1).all(), "the lse of an unused slot was written"
+    for name, whole in zip(("values", "sums"), plan.partials(shape.group, shape.head_dim), strict=True):
+        assert (whole[used:].view(torch.int32) == -1).all(), f"the {name} of an unused slot were written"
     assert (plan.workspace[plan.workspace_bytes // 4 :] == -1).all(), "something behind the workspace was written"
 
 

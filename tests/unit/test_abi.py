@@ -370,5 +370,5 @@ def test_names_a_kernel_may_use() -> None:
 def test_what_a_plan_and_a_workspace_hold_is_a_launch_value() -> None:
     """A kernel names the parts; a caller passes the whole."""
     names = abi.kernel_names("decode")
-    assert {"plan_header", "plan_requests", "plan_items", "max_items", "partial_out", "partial_lse"} <= names
+    assert {"plan_header", "plan_requests", "plan_items", "max_items", "partial_out", "partial_sums"} <= names
     assert not set(DECODE.derived) & {field.name for field in DECODE.struct.fields}
