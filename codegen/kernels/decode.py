@@ -1,9 +1,10 @@
 """Split-KV decode over a paged KV pool: one query row a request, all keys or a window. Two kernels: partials, then a merge.
 
 partial: CTA c walks a list of the plan's items: item c, which is empty where the CTA has nothing to do, then from each item to
-the one that it names as next. An item is a run of pages of one request and one KV head; its result is, for every query
-head of the group, the maximum of the scores in base 2, the sum of their weights 2^(score - maximum), and the weighed values. merge: combines a row's partials. Which run an item
-is depends on its request's length alone, so a request's bits do not depend on the batch.
+the one that it names as next. An item is a run of pages of one request and one KV head; its result is, for every query head of
+the group, the maximum of the scores in base 2, the sum of their weights 2^(score - maximum), and the weighed values. merge:
+combines a row's partials. Which run an item is depends on its request's length alone, so a request's bits do not depend on the
+batch.
 
 Chains: CHAIN runs, one behind another, are combined first, in their order, and then the chains. Where the plan has one CTA take
 a whole chain, that CTA combines it and writes one partial; where it spreads the runs, the merge does, with the same operations
