@@ -15,8 +15,10 @@ tokens is copied as the box that starts 64 - last rows before the page, so the c
 front: key k of that page lands in row k + 64 - last, and what lies past the length (NaN, perhaps) is never read. A page id
 outside the pool is copied from past the pool's end, which reads as zero, masked whole, and reported in the status word.
 
+Order: as launched, longest first, where a request's query tiles differ much in length, else as reorder says.
+
 Cluster: its two CTAs have the same slot and KV head, so the same key tiles, and agree on every count, none included. They meet
-before the first copy and after the last, whatever they had to do.
+before the first copy, where TileLang has initialised their barriers, and after the last, whatever they had to do.
 
 Numbers: scores and sums in fp32, base-2 exponentials of S * sm_scale * log2(e). lse is natural.
 """
@@ -26,7 +28,7 @@ from typing import Any
 import tilelang.language as T
 
 from codegen.formats import FORMATS
-from codegen.kernels import common, prefill_folded, prefill_split
+from codegen.kernels import common, prefill_folded, prefill_pace, prefill_split
 from codegen.kernels.common import (
     BF16,
     CLAMPED,
@@ -48,7 +50,44 @@ from codegen.lowered import Request
 from codegen.status import BAD_INDEX
 
 PASS_CONFIGS = common.PASS_CONFIGS
+LONG = 2  # pages a query tile: then a prompt's shortest query tile sees half the keys of its longest, or more
 CTAS = {"split": prefill_split.cta, "folded": prefill_folded.cta}
+
+
+@T.macro
+def reorder(number, clusters, q_tiles, num_kv_heads, pairs, turn: T.Ref, slot: T.Ref, kv_head: T.Ref, pair: T.Ref):
+    """Which item is launched as the `number`th, of a single request, whose items are of much the same length.
+
+    An item is a query tile, a KV head and a pair of the group's heads; `clusters` of them run at once and make a turn. Longest
+    first, items that are no whole number of turns would leave a last turn of a few that all others wait for. So `lead` clusters
+    take one item more, the shortest ones: they are launched first in every turn, and thus ahead ever more. They keep pace with
+    no other; their turn is -1.
+    """
+    row = num_kv_heads * pairs
+    turns = q_tiles * row // clusters
+    lead = q_tiles * row % clusters
+    short = T.alloc_var(INT32)  # query tiles of the leading clusters
+    item = T.alloc_var(INT32)
+    place = T.alloc_var(INT32)
+    short = (lead * (turns + 1) + row - 1) // row
+    if lead > 0 and short < q_tiles:
+        place = number % clusters
+        item = turn * (clusters - lead) + place - lead
+        if place < lead:
+            item = (q_tiles - short) * row + turn * lead + place
+            turn = -1
+        elif item >= (q_tiles - short) * row:
+            item = item + (turns + 1) * lead
+        if item < (q_tiles - short) * row:
+            kv_head = item // ((q_tiles - short) * pairs)
+            slot = q_tiles - 1 - item % ((q_tiles - short) * pairs) // pairs
+        else:
+            item = item - (q_tiles - short) * row
+            kv_head = item // pairs % num_kv_heads  # noqa: F841
+            slot = short - 1 - item // row  # noqa: F841
+        pair = item % pairs
+    else:
+        pair = number % pairs  # noqa: F841
 
 
 def build(request: Request) -> Any:
@@ -60,6 +99,7 @@ def build(request: Request) -> Any:
     if (request.head_dim, request.page_size, group % CLUSTER) != (HEAD_DIM, KEYS, 0):
         raise ValueError(f"{request.name}: prefill needs head_dim {HEAD_DIM}, page_size {KEYS} and an even group")
     cta = CTAS[request.page_format]
+    prelude = PRELUDE + prefill_pace.PRELUDE if request.page_format == "split" else PRELUDE
     width = HEAD_DIM + FORMATS[request.page_format].extra_columns
     q_rows, batch, num_kv_heads = T.dynamic("q_rows"), T.dynamic("batch"), T.dynamic("num_kv_heads")
     pool_tiles, num_page_ids = T.dynamic("pool_tiles"), T.dynamic("num_page_ids")
@@ -83,18 +123,28 @@ def build(request: Request) -> Any:
         page_tiles: T.int32,
         layer_tile: T.int32,
         q_tiles: T.int32,
+        resident_clusters: T.int32,
         want_lse: T.int32,
         want_status: T.int32,
     ):
-        with T.Kernel(group, q_tiles, num_kv_heads, threads=3 * WARPGROUP, cluster_dims=(CLUSTER, 1, 1), prelude=PRELUDE) as (
-            group_head,
-            tile_y,
-            kv_head,
+        with T.Kernel(group, q_tiles, num_kv_heads, threads=3 * WARPGROUP, cluster_dims=(CLUSTER, 1, 1), prelude=prelude) as (
+            block_x,
+            block_y,
+            block_z,
         ):
             tx = T.get_thread_binding()
 
-            # The last slots first: they are the longest of a prompt.
-            slot = q_tiles - 1 - tile_y
+            # The last slots first: they are the longest of a prompt. A KV head's together: they read the same keys.
+            slot = T.alloc_var(INT32)
+            kv_head = T.alloc_var(INT32)
+            group_head = T.alloc_var(INT32)
+            turn = T.alloc_var(INT32)
+            slot = q_tiles - 1 - block_y
+            kv_head = block_z
+            group_head = block_x
+            clusters = T.max(resident_clusters, 1)
+            number = (block_z * q_tiles + block_y) * (group // CLUSTER) + block_x // CLUSTER
+            turn = number // clusters
             span = T.alloc_local([SPAN_WORDS], INT32)
             find_request(span, slot, batch, q_indptr, page_indptr, last_page_len, q_rows, num_page_ids)
 
@@ -103,9 +153,12 @@ def build(request: Request) -> Any:
             pages = T.alloc_var(INT32)
             position = T.alloc_var(INT32)
             tiles = T.alloc_var(INT32)
+            pages = span[PAGE_TO] - span[PAGE_FROM]
+            if batch == 1 and pages >= LONG * q_tiles:
+                reorder(number, clusters, q_tiles, num_kv_heads, group // CLUSTER, turn, slot, kv_head, group_head)
+                group_head = group_head * CLUSTER + block_x % CLUSTER
             row = span[Q_FROM] + (slot - span[OWNER] - span[Q_FROM] // ROWS) * ROWS
             rows = T.if_then_else(row < span[Q_FROM], 0, T.max(T.min(span[Q_TO] - row, ROWS), 0))
-            pages = span[PAGE_TO] - span[PAGE_FROM]
             position = T.if_then_else(pages > 0, (pages - 1) * KEYS + span[LAST_LEN], 0) - (span[Q_TO] - row)
             tiles = T.if_then_else(rows > 0, T.max(T.min((position + rows - 1) // KEYS + 1, pages), 0), 0)
             if want_status != 0 and span[CLAMPED] != 0 and tx == 2 * WARPGROUP:
@@ -127,6 +180,9 @@ def build(request: Request) -> Any:
                     last_len=span[LAST_LEN],
                     head=kv_head * group + group_head,
                     kv_head=kv_head,
+                    turn=turn,
+                    owner=span[OWNER],
+                    first=block_x % CLUSTER == 0,
                     scale=sm_scale * LOG2E,
                     num_pages=num_pages,
                     page_tiles=page_tiles,

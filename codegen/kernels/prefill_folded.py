@@ -162,7 +162,6 @@ def cta(work: Any):
     right_empty = T.alloc_cluster_barrier([READERS] * 2)
     pairs = T.alloc_var(INT32)
     pairs = (work.tiles + 1) // 2
-    T.cluster_sync()  # both CTAs' barriers are there
     if work.tx >= CONSUMERS:
         T.set_max_nreg(LOADER_REGISTERS, 0)
         if work.tx < CONSUMERS + WARP:

@@ -108,7 +108,8 @@ class Work:
 
     row: the tile's first row of q. rows: how many of its 64 are the request's; 0 for a slot that nobody owns. position: of the
     first row in the request's context; negative where it sees no key. tiles: key tiles that some row sees. first_page: the
-    request's first in page_ids; pages: how many it has; last_len: tokens in the last of them.
+    request's first in page_ids; pages: how many it has; last_len: tokens in the last of them. owner: the request.
+    turn: of the launch, see prefill_pace; -1: keeps no pace. first: whether this is the cluster's first CTA.
     """
 
     q: Any
@@ -124,6 +125,9 @@ class Work:
     first_page: Any
     pages: Any
     last_len: Any
+    turn: Any
+    owner: Any
+    first: Any
     head: Any
     kv_head: Any
     scale: Any

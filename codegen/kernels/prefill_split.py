@@ -39,6 +39,7 @@ from typing import Any
 
 import tilelang.language as T
 
+from codegen.kernels import prefill_pace
 from codegen.kernels.common import BF16, FP32, INT32, ROWS, WARP, WARPGROUP
 from codegen.kernels.prefill_pair import (
     CONSUMER_REGISTERS,
@@ -74,6 +75,7 @@ from codegen.kernels.prefill_pair import (
     write_out,
 )
 
+KV_HEADS = 64  # of a request, told apart in its pace
 CHUNKS = 4  # of K, each with a full barrier
 CHUNK = HEAD_DIM // CHUNKS  # columns
 
@@ -84,15 +86,21 @@ def feed_key(work, pairs, key, even_full, odd_full, empty):
     tile = T.alloc_var(INT32)
     start = T.alloc_var(INT32)
     page = T.alloc_var(INT32)
+    place = T.alloc_var(INT32)
+    place = prefill_pace.place_of(
+        work.turn, work.owner * KV_HEADS + work.kv_head, work.tiles, T.And(work.first, work.turn >= 0)
+    )
     if pairs > 0:
         page = page_of(work, 0)
     for i in T.serial(pairs):
+        prefill_pace.keep_pace(place, 2 * i, work.tiles)
         locate(work, 2 * i, 1, page, work.tx == CONSUMERS, tile, start)
         T.barrier_wait(empty[1], (i & 1) ^ 1)
         load_key(work, tile, start, key, even_full)
         locate(work, 2 * i + 1, 1, page, work.tx == CONSUMERS, tile, start)
         T.barrier_wait(empty[0], i & 1)
         load_key(work, tile, start, key, odd_full)
+    prefill_pace.leave_pace(place)
 
 
 @T.macro
@@ -164,7 +172,6 @@ def cta(work: Any):
     v_empty = T.alloc_cluster_barrier([READERS] * 2)
     pairs = T.alloc_var(INT32)
     pairs = (work.tiles + 1) // 2
-    T.cluster_sync()  # both CTAs' barriers are there
     if work.tx >= CONSUMERS:
         T.set_max_nreg(LOADER_REGISTERS, 0)
         if work.tx < CONSUMERS + WARP:

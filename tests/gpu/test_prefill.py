@@ -72,6 +72,7 @@ CASES = (
     BLIND,
     Case("another scale", ((100, 400), (30, 30)), ONE, sm_scale=0.37),
     Case("one long context", ((256, 40_000),), {4: 2, 8: 1, 16: 1}),
+    Case("more than runs at once", ((600, 17_000),), MODEL_KV_HEADS),
 )
 
 
