@@ -122,6 +122,7 @@ PARAMS = {
     Param("pool_tiles", "scalar", "int32"),
     Param("q_rows", "scalar", "int32"),
     Param("q_tiles", "scalar", "int32"),
+    Param("resident_clusters", "scalar", "int32"),
     Param("sm_scale", "scalar", "float32"),
     Param("want_lse", "scalar", "int32"),
     Param("want_status", "scalar", "int32"),

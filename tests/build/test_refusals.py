@@ -300,6 +300,7 @@ def test_what_is_launched(real: Library, library: Path) -> None:
         "q_indptr": 0x80000,
         "q_rows": 130,
         "q_tiles": 4,
+        "resident_clusters": 17,  # the fake device's
         "status": 0,
         "want_lse": 1,
         "want_status": 0,
