@@ -159,7 +159,7 @@ def sm_count(device: torch.device) -> int:
 
 def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
     """The prefill twin's outputs, for the same inputs and the launch values that csrc/prefill.h or csrc/sliding_prefill.h
-    computes."""
+    computes; over the whole context with other clusters than the library's: their number changes no bit."""
     shape = batch.geometry
     outputs = make_outputs(batch)
     (kernel,) = twins("sliding_prefill" if shape.sliding else "prefill", shape)
@@ -184,7 +184,7 @@ def run_twin(batch: Batch, *, host_indptr: bool = True) -> Outputs:
         shape.rows_per_page // TILE,
         shape.layer_row // TILE,
         query_tiles(batch, host_indptr),
-        *([sm_count(batch.q.device), int(batch.kv_origin is not None)] if shape.sliding else []),
+        *([sm_count(batch.q.device), int(batch.kv_origin is not None)] if shape.sliding else [3]),  # resident_clusters
         1,  # want_lse
         1,  # want_status
     )
