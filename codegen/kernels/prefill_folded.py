@@ -29,7 +29,8 @@ Exchanges (prefill_pair): EVEN_MAX, EVEN_P and ODD_P once a pair, the totals onc
 
 What they order, in a pair: EVEN_MAX before the odd exponentials and before max_odd is written; EVEN_P before the odd
 warpgroup's first product; ODD_P before the even one's second, and before max_even is written again. The even R1 is loaded
-again only after right_empty, so after the odd warpgroup has read P there, and likewise the odd R0. No barrier is arrived at
+again only after right_empty, so after the odd warpgroup has read P there, and likewise the odd R0; the P of an odd tile that is
+not there goes into R0 after EVEN_MAX, so after the even warpgroup has read the P before. No barrier is arrived at
 twice before it has been left: the even warpgroup passes ODD_P, which the odd one arrives at after it has left EVEN_MAX, and its
 next EVEN_P needs the even tile's next right half, which needs right_empty, which follows EVEN_P's wait.
 """
@@ -117,14 +118,14 @@ def load_right(work, leader, tile, start, right, full):
 
 
 @T.macro
-def feed(work, pairs, first, leader, report, load_half, half, full, read):
+def feed(work, first, leader, report, load_half, half, full, read):
     """The loader of one half of the even or the odd tiles: a warp, of which `leader` is the first thread."""
     tile = T.alloc_var(INT32)
     start = T.alloc_var(INT32)
     page = T.alloc_var(INT32)
-    if pairs > 0:
+    if work.tiles > first:
         page = page_of(work, first)
-    for i in T.serial(pairs):
+    for i in T.serial((work.tiles + 1 - first) // 2):
         locate(work, 2 * i + first, 2, page, report and work.tx == leader, tile, start)
         T.barrier_wait(read[first], (i & 1) ^ 1)
         load_half(work, leader, tile, start, half, full)
@@ -169,13 +170,13 @@ def cta(work: Any):
                 T.tma_copy(work.q[work.row : work.row + ROWS, work.head, :], q_s, barrier=q_full, leader_scope_threads=WARP)
                 if work.tx == CONSUMERS:
                     T.barrier_arrive(q_full)
-            feed(work, pairs, 0, CONSUMERS, True, load_left, even_left, even_full, left_empty)
+            feed(work, 0, CONSUMERS, True, load_left, even_left, even_full, left_empty)
         elif work.tx < CONSUMERS + 2 * WARP:
-            feed(work, pairs, 0, CONSUMERS + WARP, False, load_right, even_right, even_full, right_empty)
+            feed(work, 0, CONSUMERS + WARP, False, load_right, even_right, even_full, right_empty)
         elif work.tx < CONSUMERS + 3 * WARP:
-            feed(work, pairs, 1, CONSUMERS + 2 * WARP, True, load_left, odd_left, odd_full, left_empty)
+            feed(work, 1, CONSUMERS + 2 * WARP, True, load_left, odd_left, odd_full, left_empty)
         else:
-            feed(work, pairs, 1, CONSUMERS + 3 * WARP, False, load_right, odd_right, odd_full, right_empty)
+            feed(work, 1, CONSUMERS + 3 * WARP, False, load_right, odd_right, odd_full, right_empty)
     elif work.tx < WARPGROUP:
         T.set_max_nreg(CONSUMER_REGISTERS, 1)
         if work.rows > 0:
@@ -225,9 +226,10 @@ def cta(work: Any):
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a]
                 rescale(o, alpha, m_even, m)
-                T.wgmma_gemm(odd_left[:, 0:CHUNK], odd_left[:, CHUNK:HALF_TILE], o)
-                T.wait_wgmma(0)
-                release(left_empty, 1, work.tx)
+                if 2 * i + 1 < work.tiles:
+                    T.wgmma_gemm(odd_left[:, 0:CHUNK], odd_left[:, CHUNK:HALF_TILE], o)
+                    T.wait_wgmma(0)
+                    release(left_empty, 1, work.tx)
             add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL)
             write_out(o, total, partial, even_left, CHUNK, EVEN_OUT, 0, CHUNK, work)
             write_lse(m, total, work)
@@ -254,7 +256,8 @@ def cta(work: Any):
                 T.barrier_wait(q_full, 0)
             for i in T.serial(pairs):
                 visible(work, 2 * i + 1, page, shift, limit)
-                scores(s, q_s, odd_left, odd_right, odd_full, i & 1)
+                if 2 * i + 1 < work.tiles:
+                    scores(s, q_s, odd_left, odd_right, odd_full, i & 1)
                 T.sync_threads(ODD_SCORED, WARPGROUP)
                 hide(s, shift, limit)
                 T.reduce_max(s, m_odd, dim=1, clear=True)
@@ -280,13 +283,14 @@ def cta(work: Any):
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a] + partial[a]
                 T.copy(m_odd, m)
-                T.barrier_wait(odd_full[3], i & 1)
                 T.wait_wgmma(0)
                 release(right_empty, 0, work.tx)
                 rescale(o, alpha, m_even, m_odd)
-                T.wgmma_gemm(p, odd_right[:, CHUNK:HALF_TILE], o)
-                T.wait_wgmma(0)
-                release(right_empty, 1, work.tx)
+                if 2 * i + 1 < work.tiles:
+                    T.barrier_wait(odd_full[3], i & 1)
+                    T.wgmma_gemm(p, odd_right[:, CHUNK:HALF_TILE], o)
+                    T.wait_wgmma(0)
+                    release(right_empty, 1, work.tx)
             add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL)
             write_out(o, total, partial, odd_right, CHUNK, ODD_OUT, HALF, CHUNK, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

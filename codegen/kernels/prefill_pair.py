@@ -4,8 +4,8 @@ The even warpgroup computes the scores of the even key tiles and the left half o
 of the odd tiles and the right half. Each hands the other its P through shared memory. A row's maximum runs through the tiles in
 their order. Its sum is kept apart, over the even tiles by one and over the odd tiles by the other, and added at the end.
 
-An odd number of tiles is padded with one that lies past the pool's end, reads as zero and is masked whole: its P is zero and it
-moves no maximum.
+Where the last pair has no odd tile, none is loaded, scored or multiplied with. The odd warpgroup takes part in the exchanges
+with scores that are all hidden: it moves no maximum and adds nothing.
 
 What one warpgroup tells the other (tell, hear) goes through named barriers. compute-sanitizer's racecheck does not follow an
 arrival at one, and would report every exchange. `codegen build --racecheck`, which defines TILEPRESS_RACECHECK, tells and hears
@@ -142,7 +142,7 @@ class Work:
 
 @T.macro
 def page_of(work, t):
-    """The page id of key tile t; for the padding, of the tile before."""
+    """The page id of key tile t; past the last tile, of the last."""
     index = T.alloc_var(INT32)  # so that it is computed in 32 bits: the loaders have 24 registers
     index = work.first_page + T.min(t, work.tiles - 1)
     return work.page_ids[index]
@@ -155,11 +155,9 @@ def locate(work, t, step, page: T.Ref, report, tile: T.Ref, start: T.Ref):
     start = T.if_then_else(t == work.pages - 1, work.last_len - KEYS, 0)  # noqa: F841 - the caller's, by reference
     tile = page * work.page_tiles + work.layer_tile
     if page < 0 or page >= work.num_pages:
-        tile = work.pool_tiles
+        tile = work.pool_tiles  # noqa: F841
         if report and work.want_status != 0:
             T.atomic_or(work.status[0], BAD_PAGE_ID)
-    if t >= work.tiles:
-        tile = work.pool_tiles  # noqa: F841
     page = page_of(work, t + step)
 
 

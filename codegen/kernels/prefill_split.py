@@ -97,9 +97,10 @@ def feed_key(work, pairs, key, even_full, odd_full, empty):
         locate(work, 2 * i, 1, page, work.tx == CONSUMERS, tile, start)
         T.barrier_wait(empty[1], (i & 1) ^ 1)
         load_key(work, tile, start, key, even_full)
-        locate(work, 2 * i + 1, 1, page, work.tx == CONSUMERS, tile, start)
-        T.barrier_wait(empty[0], i & 1)
-        load_key(work, tile, start, key, odd_full)
+        if 2 * i + 1 < work.tiles:
+            locate(work, 2 * i + 1, 1, page, work.tx == CONSUMERS, tile, start)
+            T.barrier_wait(empty[0], i & 1)
+            load_key(work, tile, start, key, odd_full)
     prefill_pace.leave_pace(place)
 
 
@@ -118,15 +119,15 @@ def load_key(work, tile, start, key, full):
 
 
 @T.macro
-def feed_value(work, pairs, half, leader, values, full, empty):
+def feed_value(work, half, leader, values, full, empty):
     """The loader of a half of V's columns: a warp, of which `leader` is the first thread. A page holds the layer's K rows, then
     its V rows: V is the next tile of 64 rows."""
     tile = T.alloc_var(INT32)
     start = T.alloc_var(INT32)
     page = T.alloc_var(INT32)
-    if pairs > 0:
+    if work.tiles > 0:
         page = page_of(work, 0)
-    for t in T.serial(2 * pairs):
+    for t in T.serial(work.tiles):
         locate(work, t, 1, page, False, tile, start)
         T.barrier_wait(empty[half], (t & 1) ^ 1)
         load(
@@ -181,9 +182,9 @@ def cta(work: Any):
                     T.barrier_arrive(q_full)
             feed_key(work, pairs, key, even_full, odd_full, key_empty)
         elif work.tx < CONSUMERS + 2 * WARP:
-            feed_value(work, pairs, 0, CONSUMERS + WARP, left, v_full, v_empty)
+            feed_value(work, 0, CONSUMERS + WARP, left, v_full, v_empty)
         elif work.tx < CONSUMERS + 3 * WARP:
-            feed_value(work, pairs, 1, CONSUMERS + 2 * WARP, right, v_full, v_empty)
+            feed_value(work, 1, CONSUMERS + 2 * WARP, right, v_full, v_empty)
     elif work.tx < WARPGROUP:
         T.set_max_nreg(CONSUMER_REGISTERS, 1)
         if work.rows > 0:
@@ -236,10 +237,11 @@ def cta(work: Any):
                 for a in T.Parallel(ROWS):
                     total[a] = total[a] * alpha[a]
                 rescale(o, alpha, m_even, m)
-                T.barrier_wait(v_full[0], 1)
-                T.wgmma_gemm(p_odd, left, o)
-                T.wait_wgmma(0)
-                release(v_empty, 0, work.tx)
+                if 2 * i + 1 < work.tiles:
+                    T.barrier_wait(v_full[0], 1)
+                    T.wgmma_gemm(p_odd, left, o)
+                    T.wait_wgmma(0)
+                    release(v_empty, 0, work.tx)
             add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL)
             write_out(o, total, partial, left, 0, EVEN_OUT, 0, 0, work)
             write_lse(m, total, work)
@@ -266,8 +268,9 @@ def cta(work: Any):
                 T.barrier_wait(q_full, 0)
             for i in T.serial(pairs):
                 visible(work, 2 * i + 1, page, shift, limit)
-                scores(s, q_s, key, odd_full, i & 1)
-                release(key_empty, 1, work.tx)
+                if 2 * i + 1 < work.tiles:
+                    scores(s, q_s, key, odd_full, i & 1)
+                    release(key_empty, 1, work.tx)
                 hide(s, shift, limit)
                 T.reduce_max(s, m_odd, dim=1, clear=True)
                 hear(exchange, EVEN_MAX, i & 1)
@@ -297,10 +300,11 @@ def cta(work: Any):
                 if i + 1 < pairs:
                     tell(exchange, EVEN_P_READ)
                 rescale(o, alpha, m_even, m_odd)
-                T.barrier_wait(v_full[1], 1)
-                T.wgmma_gemm(p, right, o)
-                T.wait_wgmma(0)
-                release(v_empty, 1, work.tx)
+                if 2 * i + 1 < work.tiles:
+                    T.barrier_wait(v_full[1], 1)
+                    T.wgmma_gemm(p, right, o)
+                    T.wait_wgmma(0)
+                    release(v_empty, 1, work.tx)
             add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL)
             write_out(o, total, partial, right, 0, ODD_OUT, HALF, 0, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

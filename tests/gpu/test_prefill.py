@@ -68,6 +68,7 @@ CASES = (
     Case("rows of nobody in front", ((70, 90), (0, 64), (128, 300)), TWO, lead_rows=69),
     Case("continued contexts", ((100, 1000), (64, 640), (1, 333), (65, 2049)), TWO),
     Case("every kind of last page", tuple((66, 128 + last) for last in (1, 2, 31, 32, 33, 62, 63, 64)), MODEL_KV_HEADS),
+    Case("odd and even numbers of key tiles", tuple((50, 64 * tiles - 7) for tiles in range(1, 8)), TWO),
     Case("sixteen requests", tuple((1 + 37 * r % 150, 1 + 37 * r % 150 + 53 * r) for r in range(16)), TWO),
     BLIND,
     Case("another scale", ((100, 400), (30, 30)), ONE, sm_scale=0.37),
