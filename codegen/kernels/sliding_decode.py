@@ -21,7 +21,8 @@ round, four parts to send and six received.
 
 Barriers: full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read it. q_full
 and q_empty likewise; with Q the loading warp hands over the item: its tiles, whether another follows. part_full of a merging
-CTA counts six parts and their bytes; part_empty, in every CTA, one arrival of each merging CTA: the parts are read, so they may
+CTA counts the bytes of five parts and their five arrivals, and for its own part, which the computing threads write in place,
+an arrival of each of them; part_empty, in every CTA, one arrival of each merging CTA: the parts are read, so they may
 be sent, and what they were sent from overwritten, again.
 
 Keys: one tile is one page, copied from the pool seen as [pool_tiles, 64, KV heads, 256]. The box of the last page starts
@@ -108,7 +109,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
             empty = T.alloc_barrier(arrive_count=[WARPGROUP] * stages)
             q_full = T.alloc_barrier(arrive_count=[WARP])
             q_empty = T.alloc_barrier(arrive_count=[WARPGROUP])
-            part_full = T.alloc_cluster_barrier([CLUSTER])
+            part_full = T.alloc_cluster_barrier([CLUSTER - 1 + WARPGROUP])
             part_empty = T.alloc_cluster_barrier([MERGING])
             tx = T.get_thread_binding()
             rank = cta % CLUSTER
@@ -225,19 +226,34 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                     T.sync_warp()
                     for d, b in T.Parallel(head_dim, COLUMNS):
                         if b < group:
-                            sent[d // quarter, b * quarter + d % quarter] = T.if_then_else(
-                                total[b] == 0, 0.0, o[d, b] / total[b]
-                            )
+                            if d // quarter == rank:
+                                received[rank, b * quarter + d % quarter] = T.if_then_else(
+                                    total[b] == 0, 0.0, o[d, b] / total[b]
+                                )
+                            else:
+                                sent[d // quarter, b * quarter + d % quarter] = T.if_then_else(
+                                    total[b] == 0, 0.0, o[d, b] / total[b]
+                                )
                     for b in T.Parallel(COLUMNS):
                         for k in T.unroll(MERGING):
-                            sent[k, group * quarter + b] = T.if_then_else(
-                                total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b])
-                            )
+                            if k == rank:
+                                received[rank, group * quarter + b] = T.if_then_else(
+                                    total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b])
+                                )
+                            else:
+                                sent[k, group * quarter + b] = T.if_then_else(
+                                    total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b])
+                                )
                     T.fence_proxy_async()
                     T.sync_threads(3, WARPGROUP)
-                    if tx < WARP and tiles >= 0:
-                        for k in T.unroll(MERGING):
-                            T.copy_cluster(sent[k, :], received[rank, :], dst_block=k, remote_barrier=part_full[0])
+                    if tiles >= 0:
+                        if tx < WARP:
+                            for k in T.unroll(MERGING):
+                                if k != rank:
+                                    T.copy_cluster(sent[k, :], received[rank, :], dst_block=k, remote_barrier=part_full[0])
+                        if rank < MERGING:  # its own part lies where it is merged
+                            T.sync_warp()  # an arrival does not tell the compiler that it orders memory; this does
+                            T.barrier_arrive(part_full[0])
                     i = i + 1
                 T.cluster_arrive()
                 T.cluster_wait()
