@@ -277,7 +277,8 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 start = T.alloc_var(INT32)
                 begin = T.alloc_var(INT32)
                 end = T.alloc_var(INT32)
-                ids = T.alloc_var(INT32)  # this lane's of the CTA's next 32 page ids
+                ids = T.alloc_var(INT32)  # this lane's of 32 page ids of the CTA
+                held = T.alloc_var(INT32)  # which 32 those are
                 asked = T.alloc_var(INT32)  # whether q has been asked for
                 waited = 0
                 filled = 0
@@ -302,6 +303,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                         mine = -1
                     more = T.if_then_else(item + clusters < items, 1, 0)
                     asked = 0
+                    held = -1
                     T.barrier_wait(q_empty[0], (i & 1) ^ 1)
                     if lane == 0:
                         handed[0] = mine
@@ -328,7 +330,8 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                 T.barrier_arrive(q_full[0])
                                 asked = 1
                             if u < 2 * here:
-                                if index % WARP == 0 or u == 0:
+                                if index // WARP != held:
+                                    held = index // WARP
                                     ids = -1
                                     if (
                                         first + (index // WARP * WARP + lane) * CLUSTER >= 0

@@ -107,6 +107,7 @@ CASES = (
     Case("a window larger than every context", (1, 64, 700, 3000), window_left=100_000),
     Case("the widest window", (1, 64, 700), window_left=(1 << 29) - 1),
     Case("no window", (1, 700, 3000), window_left=-1),
+    Case("more pages than a warp has lanes", (12_400, 700), window_left=-1),  # 33 of a CTA
     Case("chunks of two pages", (1700, 40, 900), chunk_tokens=128),
     Case("a padded batch", (1300, 64, 1000), spare_batch=13),
     Case("another scale", (1400, 30), sm_scale=0.37),
