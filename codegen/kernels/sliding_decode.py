@@ -7,13 +7,14 @@ the output; a window of more than 18 pages takes several such rounds. Then it se
 lse, to the first four ranks, a quarter of the columns each, and these merge the six parts and write the row.
 
 Launch. The kernel starts while the one before it on the stream still runs, and waits for it: before everything, or, where the
-caller says `early`, before it asks for q and a request's newest page. It lets the next one start after that wait.
+caller says `early`, before it asks for q and a request's newest page. It lets the next one start after that wait, or, where
+`early`, at once.
 
 Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64n8k16: the group is padded to 8, and the score of a key sits in the row
 that the key occupies.
 
-Warp roles, 192 threads: warpgroup 0 computes; one warp loads, and reads the plan for both; one warp merges, so that the others
-go on with the next item.
+Warp roles: warpgroup 0 computes; one warp loads, and reads the plan for both; a warp for every two heads of the group merges,
+so that the others go on with the next item.
 
 Shared memory: a ring of [64, 256] tiles, a round's K, then its V: three of 32 KB, so that two CTAs fit a multiprocessor and the
 next call's loads run beside this one's end; six where the parts of a larger group leave no room for two CTAs anyway. Q, P of a
@@ -22,8 +23,9 @@ round, four parts to send and six received.
 Barriers: full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read it. q_full
 and q_empty likewise; with Q the loading warp hands over the item: its tiles, whether another follows. part_full of a merging
 CTA counts the bytes of five parts and their five arrivals, and for its own part, which the computing threads write in place,
-an arrival of each of them; part_empty, in every CTA, one arrival of each merging CTA: the parts are read, so they may
-be sent, and what they were sent from overwritten, again.
+an arrival of each of them; part_empty, in every CTA, one arrival of each merging warp: the parts are read, so they may
+be sent, and what they were sent from overwritten, again. Of the last item nobody asks that. A CTA leaves when the parts that it
+sent have been read: the cluster meets, a merging warp as soon as it has the last ones.
 
 Keys: one tile is one page, copied from the pool seen as [pool_tiles, 64, KV heads, 256]. The box of the last page starts
 64 - last rows early, that of the first page at its first visible row: the copy engine clips, and zeroes, the rows outside the
@@ -52,7 +54,6 @@ MERGING = 4  # of them merge
 ROUND = 3  # pages of a CTA whose scores it computes before one softmax
 COLUMNS = 8  # query heads of a group, padded
 HANDED_WORDS = 2  # of an item, from the loading warp to the computing ones
-ALL_ROLES = WARPGROUP + 2 * WARP
 
 
 def build(request: Request) -> Any:
@@ -68,6 +69,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
     """The kernel's prim_func."""
     quarter = head_dim // MERGING
     stages = 3 if group <= 2 else 6  # of 32 KB: two CTAs a multiprocessor, or what one has room for
+    mergers = group // 2  # warps, two heads each
     part = group * quarter + COLUMNS  # floats of a part: output columns, then the lse of each head
     q_rows, num_kv_heads, pool_tiles = T.dynamic("q_rows"), T.dynamic("num_kv_heads"), T.dynamic("pool_tiles")
     num_page_ids, max_batch = T.dynamic("num_page_ids"), T.dynamic("max_batch")
@@ -96,13 +98,14 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
         want_status: T.int32,
     ):
         with T.Kernel(
-            T.min(resident_clusters, max_batch * num_kv_heads) * CLUSTER, threads=ALL_ROLES, cluster_dims=(CLUSTER, 1, 1)
+            T.min(resident_clusters, max_batch * num_kv_heads) * CLUSTER,
+            threads=WARPGROUP + WARP + mergers * WARP,
+            cluster_dims=(CLUSTER, 1, 1),
         ) as cta:
             ring = T.alloc_shared([stages, page_size, head_dim], BF16)
             q_s = T.alloc_shared([COLUMNS, head_dim], BF16)
             p_s = T.alloc_shared([COLUMNS, ROUND * page_size], BF16)
-            sent = T.alloc_shared([MERGING, part], FP32)
-            received = T.alloc_shared([CLUSTER, part], FP32)
+            parts = T.alloc_shared([MERGING + CLUSTER, part], FP32)  # those to send, a merging CTA each; those received
             visible = T.alloc_shared([stages, 2], INT32)
             handed = T.alloc_shared([HANDED_WORDS], INT32)
             full = T.alloc_barrier(arrive_count=[WARP] * stages)
@@ -110,9 +113,10 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
             q_full = T.alloc_barrier(arrive_count=[WARP])
             q_empty = T.alloc_barrier(arrive_count=[WARPGROUP])
             part_full = T.alloc_cluster_barrier([CLUSTER - 1 + WARPGROUP])
-            part_empty = T.alloc_cluster_barrier([MERGING])
+            part_empty = T.alloc_cluster_barrier([MERGING * mergers])
             tx = T.get_thread_binding()
             rank = cta % CLUSTER
+            received = MERGING + rank  # where a merging CTA has this one's part
             clusters = T.min(resident_clusters, max_batch * num_kv_heads)
             i = T.alloc_var(INT32)  # items so far
             item = T.alloc_var(INT32)
@@ -202,6 +206,9 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                         for d, b in T.Parallel(head_dim, COLUMNS):
                             o[d, b] *= alpha[b]
                         T.sync_threads(3, WARPGROUP)
+                        T.reduce_sum(sums, partial, dim=0, clear=True)
+                        for b in T.Parallel(COLUMNS):
+                            total[b] = total[b] * alpha[b] + partial[b]
                         for t in list(range(ROUND)):
                             if t < left:
                                 T.barrier_wait(full[(used + t) % stages], ((used + t) // stages) & 1)
@@ -212,9 +219,6 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                     transpose_A=True,
                                     transpose_B=True,
                                 )
-                        T.reduce_sum(sums, partial, dim=0, clear=True)
-                        for b in T.Parallel(COLUMNS):
-                            total[b] = total[b] * alpha[b] + partial[b]
                         T.wait_wgmma(0)
                         for t in list(range(ROUND)):
                             if t < left:
@@ -226,36 +230,26 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                     T.sync_warp()
                     for d, b in T.Parallel(head_dim, COLUMNS):
                         if b < group:
-                            if d // quarter == rank:
-                                received[rank, b * quarter + d % quarter] = T.if_then_else(
-                                    total[b] == 0, 0.0, o[d, b] / total[b]
-                                )
-                            else:
-                                sent[d // quarter, b * quarter + d % quarter] = T.if_then_else(
-                                    total[b] == 0, 0.0, o[d, b] / total[b]
-                                )
+                            parts[T.if_then_else(d // quarter == rank, received, d // quarter), b * quarter + d % quarter] = (
+                                T.if_then_else(total[b] == 0, 0.0, o[d, b] / total[b])
+                            )
                     for b in T.Parallel(COLUMNS):
                         for k in T.unroll(MERGING):
-                            if k == rank:
-                                received[rank, group * quarter + b] = T.if_then_else(
-                                    total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b])
-                                )
-                            else:
-                                sent[k, group * quarter + b] = T.if_then_else(
-                                    total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b])
-                                )
+                            parts[T.if_then_else(k == rank, received, k), group * quarter + b] = T.if_then_else(
+                                total[b] == 0, minus_inf, m[b] * scale + T.log2(total[b])
+                            )
                     T.fence_proxy_async()
                     T.sync_threads(3, WARPGROUP)
                     if tiles >= 0:
-                        if tx < WARP:
-                            for k in T.unroll(MERGING):
+                        for k in list(range(MERGING)):  # a warp each
+                            if tx >= k * WARP and tx < (k + 1) * WARP:
                                 if k != rank:
-                                    T.copy_cluster(sent[k, :], received[rank, :], dst_block=k, remote_barrier=part_full[0])
+                                    T.copy_cluster(parts[k, :], parts[received, :], dst_block=k, remote_barrier=part_full[0])
                         if rank < MERGING:  # its own part lies where it is merged
                             T.sync_warp()  # an arrival does not tell the compiler that it orders memory; this does
                             T.barrier_arrive(part_full[0])
                     i = i + 1
-                T.cluster_arrive()
+                T.cluster_arrive_relaxed()
                 T.cluster_wait()
             elif tx < WARPGROUP + WARP:
                 lane = tx - WARPGROUP
@@ -283,7 +277,9 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 waited = 0
                 filled = 0
                 request = item // num_kv_heads
-                if early == 0:
+                if early != 0:
+                    T.pdl_trigger()
+                else:
                     T.pdl_sync()
                     T.pdl_trigger()
                     waited = 1
@@ -318,7 +314,6 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                             # the first ones have met q.
                             if waited == 0 and (at == pages - 1 or u >= stages or u == 2 * here or mine <= 0):
                                 T.pdl_sync()
-                                T.pdl_trigger()
                                 waited = 1
                             if asked == 0 and waited != 0:
                                 T.tma_copy(
@@ -370,10 +365,11 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                     item = item + clusters
                     request = item // num_kv_heads
                     i = i + 1
-                T.cluster_arrive()
+                T.cluster_arrive_relaxed()
                 T.cluster_wait()
             else:
-                lane = tx - WARPGROUP - WARP
+                lane = tx % WARP
+                merger = (tx - WARPGROUP - WARP) // WARP
                 highest_lse = T.alloc_var(FP32)
                 weight = T.alloc_var(FP32)
                 whole = T.alloc_var(FP32)
@@ -382,25 +378,30 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 kv_head = T.alloc_var(INT32)
                 T.pdl_sync()
                 items = T.min(plan_header[HEADER_BATCH], max_batch) * num_kv_heads
+                if item >= items or rank >= MERGING:
+                    T.cluster_arrive_relaxed()
                 while item < items and rank < MERGING:
                     row = item // num_kv_heads + row_offset
                     kv_head = item % num_kv_heads
                     T.barrier_wait(part_full[0], i & 1)
                     T.sync_warp()
-                    for h in T.unroll(group):
+                    if item + clusters >= items:
+                        T.cluster_arrive_relaxed()
+                    for turn in T.unroll(group // mergers):
+                        h = turn * mergers + merger
                         highest_lse = minus_inf
                         for k in T.unroll(CLUSTER):
-                            highest_lse = T.max(highest_lse, received[k, group * quarter + h])
+                            highest_lse = T.max(highest_lse, parts[MERGING + k, group * quarter + h])
                         if highest_lse == minus_inf:
                             highest_lse = 0  # no part has seen a key, and every weight is 0; or a query is NaN, and so are they
                         whole = 0
                         for v in T.unroll(quarter // WARP):
                             acc[v] = 0
                         for k in T.unroll(CLUSTER):
-                            weight = T.exp2(received[k, group * quarter + h] - highest_lse)
+                            weight = T.exp2(parts[MERGING + k, group * quarter + h] - highest_lse)
                             whole = whole + weight
                             for v in T.unroll(quarter // WARP):
-                                acc[v] = acc[v] + weight * received[k, h * quarter + v * WARP + lane]
+                                acc[v] = acc[v] + weight * parts[MERGING + k, h * quarter + v * WARP + lane]
                         if row >= 0 and row < q_rows:
                             for v in T.unroll(quarter // WARP):
                                 out[row, kv_head * group + h, rank * quarter + v * WARP + lane] = T.if_then_else(
@@ -411,11 +412,10 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                     whole == 0, minus_inf, (highest_lse + T.log2(whole)) * LN2
                                 )
                     T.sync_warp()
-                    if lane < CLUSTER:
+                    if lane < CLUSTER and item + clusters < items:  # nobody waits for the last
                         T.mbarrier_arrive(part_empty[0], lane)
                     item = item + clusters
                     i = i + 1
-                T.cluster_arrive()
                 T.cluster_wait()
 
     return kernel

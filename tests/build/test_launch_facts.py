@@ -199,7 +199,7 @@ LAUNCHES = {
     "sliding decode": (
         ("(std::min(resident_clusters, (max_batch * num_kv_heads)) * 6)", "1", "1"),
         192,
-        3 * 32768 + 4096 + 3072 + 10 * 136 * 4 + 1536 + 320,
+        3 * 32768 + 4096 + 3072 + 10 * 136 * 4 + 1536 + 192,
     ),
     # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums, a weight and a maximum each.
     # [8, 128] or [32, 32] sums; weights and maxima of 32 lanes.
