@@ -20,12 +20,13 @@ Shared memory: a ring of [64, 256] tiles, a round's K, then its V: three of 32 K
 next call's loads run beside this one's end; six where the parts of a larger group leave no room for two CTAs anyway. Q, P of a
 round, four parts to send and six received.
 
-Barriers: full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read it. q_full
-and q_empty likewise; with Q the loading warp hands over the item: its tiles, whether another follows. part_full of a merging
-CTA counts the bytes of five parts and their five arrivals, and for its own part, which the computing threads write in place,
-an arrival of each of them; part_empty, in every CTA, one arrival of each merging warp: the parts are read, so they may
-be sent, and what they were sent from overwritten, again. Of the last item nobody asks that. A CTA leaves when the parts that it
-sent have been read: the cluster meets, a merging warp as soon as it has the last ones.
+Barriers count threads; one lane arrives for the 32 of its warp. full[stage] counts the copies' bytes and the loading warp;
+empty[stage] the 128 threads that have read it. q_full and q_empty likewise; with Q the loading warp hands over the item: its
+tiles, whether another follows. part_full of a merging CTA counts the bytes of five parts and their five arrivals, and for its
+own part, which the computing threads write in place, an arrival of each of them; part_empty, in every CTA, one arrival of each
+merging warp: the parts are read, so they may be sent, and what they were sent from overwritten, again. Of the last item nobody
+asks that. A CTA leaves when the parts that it sent have been read: the cluster meets, a merging warp as soon as it has the last
+ones.
 
 Keys: one tile is one page, copied from the pool seen as [pool_tiles, 64, KV heads, 256]. The box of the last page starts
 64 - last rows early, that of the first page at its first visible row: the copy engine clips, and zeroes, the rows outside the
@@ -55,6 +56,29 @@ ROUND = 3  # pages of a CTA whose scores it computes before one softmax
 COLUMNS = 8  # query heads of a group, padded
 HANDED_WORDS = 2  # of an item, from the loading warp to the computing ones
 
+# Compiled in front of TileLang's text.
+PRELUDE = r"""
+#include <tl_templates/cuda/common.h>
+
+namespace tl {
+
+// The warp arrives at a barrier, 32 times: by one lane, since of 32 that arrive at one address each waits for another.
+// compute-sanitizer's racecheck follows no arrival but that of every thread, so in a build for it each arrives. An arrival does
+// not tell the compiler that it orders memory; __syncwarp does.
+template <typename Barrier>
+TL_DEVICE void arrive_warp(Barrier &barrier) {
+  __syncwarp();
+#ifdef TILEPRESS_RACECHECK
+  barrier.arrive();
+#else
+  if (threadIdx.x % 32 == 0)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 32;" ::"r"(smem_ptr_to_uint(&barrier)) : "memory");
+#endif
+}
+
+}  // namespace tl
+"""
+
 
 def build(request: Request) -> Any:
     """The prim_func.
@@ -63,6 +87,11 @@ def build(request: Request) -> Any:
     csrc/sliding_decode.h; `resident_clusters` is the launcher's.
     """
     return kernel(request.head_dim, request.page_size, request.group).with_attr("global_symbol", request.name)
+
+
+def arrive(barrier: Any) -> Any:
+    """Every thread of the warp arrives."""
+    return T.evaluate(T.call_extern("handle", "tl::arrive_warp", barrier))
 
 
 def kernel(head_dim: int, page_size: int, group: int) -> Any:
@@ -101,6 +130,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
             T.min(resident_clusters, max_batch * num_kv_heads) * CLUSTER,
             threads=WARPGROUP + WARP + mergers * WARP,
             cluster_dims=(CLUSTER, 1, 1),
+            prelude=PRELUDE,
         ) as cta:
             ring = T.alloc_shared([stages, page_size, head_dim], BF16)
             q_s = T.alloc_shared([COLUMNS, head_dim], BF16)
@@ -168,10 +198,10 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                 end[t] = visible[(used + t) % stages, 1]
                         T.sync_warp()
                         if left <= ROUND:
-                            T.barrier_arrive(q_empty[0])
+                            arrive(q_empty[0])
                         for t in list(range(ROUND)):
                             if t < left:
-                                T.barrier_arrive(empty[(used + t) % stages])
+                                arrive(empty[(used + t) % stages])
                             if begin[t] > 0 or end[t] < page_size:
                                 for a, b in T.Parallel(page_size, COLUMNS):
                                     s[t][a, b] = T.if_then_else(T.And(a >= begin[t], a < end[t]), s[t][a, b], minus_inf)
@@ -222,10 +252,10 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                         T.wait_wgmma(0)
                         for t in list(range(ROUND)):
                             if t < left:
-                                T.barrier_arrive(empty[(used + t) % stages])
+                                arrive(empty[(used + t) % stages])
                         used = used + T.min(left, ROUND)
                     if tiles <= 0:
-                        T.barrier_arrive(q_empty[0])
+                        arrive(q_empty[0])
                     T.barrier_wait(part_empty[0], (i & 1) ^ 1)
                     T.sync_warp()
                     for d, b in T.Parallel(head_dim, COLUMNS):
@@ -246,8 +276,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                 if k != rank:
                                     T.copy_cluster(parts[k, :], parts[received, :], dst_block=k, remote_barrier=part_full[0])
                         if rank < MERGING:  # its own part lies where it is merged
-                            T.sync_warp()  # an arrival does not tell the compiler that it orders memory; this does
-                            T.barrier_arrive(part_full[0])
+                            arrive(part_full[0])
                     i = i + 1
                 T.cluster_arrive_relaxed()
                 T.cluster_wait()
@@ -322,7 +351,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                     barrier=q_full[0],
                                     leader_scope_threads=WARP,
                                 )
-                                T.barrier_arrive(q_full[0])
+                                arrive(q_full[0])
                                 asked = 1
                             if u < 2 * here:
                                 if index // WARP != held:
@@ -360,7 +389,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                     leader_scope_threads=WARP,
                                     eviction_policy="evict_first",
                                 )
-                                T.barrier_arrive(full[filled % stages])
+                                arrive(full[filled % stages])
                                 filled = filled + 1
                     item = item + clusters
                     request = item // num_kv_heads
