@@ -3,8 +3,9 @@
 Schedule. An item is a request and KV head. Clusters are persistent: cluster c takes the items c, c + clusters, ... CTA `rank`
 of the cluster's six reads the visible pages rank, rank + 6, ..., so which CTA reads a page, and hence the order of every sum,
 depends on the request's own window alone. It computes the scores of up to three pages, one softmax over them, and their part of
-the output; a window of more than 18 pages takes several such rounds. Then it sends its part, normalised and with the base-2
-lse, to the first four ranks, a quarter of the columns each, and these merge the six parts and write the row.
+the output; a window of more than 18 pages takes several such rounds. A page whose scores are there makes room for values. Then
+it sends its part, normalised and with the base-2 lse, to the first four ranks, a quarter of the columns each, and these merge
+the six parts and write the row.
 
 Launch. The kernel starts while the one before it on the stream still runs, and waits for it: before everything, or, where the
 caller says `early`, before it asks for q and a request's newest page. It lets the next one start after that wait, or, where
@@ -182,6 +183,9 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                     more = handed[1]
                     for r in T.serial(T.ceildiv(tiles, ROUND)):
                         left = tiles - r * ROUND
+                        for t in list(range(ROUND)):
+                            begin[t] = page_size
+                            end[t] = 0
                         for t in list(range(ROUND)):  # a list: unrolled while tracing, since s is one of Python's
                             if t < left:
                                 T.barrier_wait(full[(used + t) % stages], ((used + t) // stages) & 1)
@@ -189,19 +193,16 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                 T.wgmma_gemm(
                                     ring[(used + t) % stages, :, :], q_s[:, :], s[t], transpose_B=True, clear_accum=True
                                 )
-                        T.wait_wgmma(0)
-                        for t in list(range(ROUND)):
-                            begin[t] = page_size
-                            end[t] = 0
-                            if t < left:
                                 begin[t] = visible[(used + t) % stages, 0]
                                 end[t] = visible[(used + t) % stages, 1]
-                        T.sync_warp()
+                                if t > 0:  # a tile of V may take the place of the one before
+                                    T.wait_wgmma(1)
+                                    arrive(empty[(used + t - 1) % stages])
+                        T.wait_wgmma(0)
+                        arrive(empty[(used + T.min(left, ROUND) - 1) % stages])
                         if left <= ROUND:
                             arrive(q_empty[0])
                         for t in list(range(ROUND)):
-                            if t < left:
-                                arrive(empty[(used + t) % stages])
                             if begin[t] > 0 or end[t] < page_size:
                                 for a, b in T.Parallel(page_size, COLUMNS):
                                     s[t][a, b] = T.if_then_else(T.And(a >= begin[t], a < end[t]), s[t][a, b], minus_inf)
