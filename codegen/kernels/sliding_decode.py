@@ -9,7 +9,8 @@ the six parts and write the row.
 
 Launch. The kernel starts while the one before it on the stream still runs, and waits for it: before everything, or, where the
 caller says `early`, before it asks for q and a request's newest page. It lets the next one start after that wait, or, where
-`early`, at once.
+`early`, at once. Before the first wait it reads where the page ids lie, as a guess, for the L2 cache; after it the plan, which
+alone counts, and the ids at that place together.
 
 Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64n8k16: the group is padded to 8, and the score of a key sits in the row
 that the key occupies.
@@ -77,6 +78,16 @@ TL_DEVICE void arrive_warp(Barrier &barrier) {
 #endif
 }
 
+// Asks for the line at `address` in the L2 cache. All multiprocessors meet there, so a later read finds what was written since.
+TL_DEVICE void prefetch_line(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+// The word at `address` as it is in the L2 cache now, with no copy of it left in the multiprocessor's own cache.
+TL_DEVICE int glance(const int *address) {
+  int word;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(word) : "l"(address));
+  return word;
+}
+
 }  // namespace tl
 """
 
@@ -93,6 +104,16 @@ def build(request: Request) -> Any:
 def arrive(barrier: Any) -> Any:
     """Every thread of the warp arrives."""
     return T.evaluate(T.call_extern("handle", "tl::arrive_warp", barrier))
+
+
+def prefetch_line(word: Any) -> Any:
+    """Asks for a word's line in the L2 cache."""
+    return T.evaluate(T.call_extern("handle", "tl::prefetch_line", T.address_of(word)))
+
+
+def glance(word: Any) -> Any:
+    """A word that another kernel may be writing: a guess."""
+    return T.call_extern(INT32, "tl::glance", T.address_of(word))
 
 
 def kernel(head_dim: int, page_size: int, group: int) -> Any:
@@ -303,16 +324,28 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 end = T.alloc_var(INT32)
                 ids = T.alloc_var(INT32)  # this lane's of 32 page ids of the CTA
                 held = T.alloc_var(INT32)  # which 32 those are
+                guess = T.alloc_var(INT32)  # of `first`, until the plan may be believed
                 asked = T.alloc_var(INT32)  # whether q has been asked for
                 waited = 0
                 filled = 0
                 request = item // num_kv_heads
                 if early != 0:
                     T.pdl_trigger()
+                    guess = -1
                 else:
+                    # What the plan says before the wait may be out of date. It says what to bring near, and which page ids to
+                    # read together with the plan: they count if the plan then says the same.
+                    guess = glance(plan_requests[T.min(request, max_batch - 1), FIRST_PAGE])
+                    guess = T.max(T.min(guess, num_page_ids), 0) + rank
+                    prefetch_line(plan_header[HEADER_BATCH])
+                    if lane < ROUND and guess + lane * CLUSTER < num_page_ids:
+                        prefetch_line(page_ids[guess + lane * CLUSTER])
                     T.pdl_sync()
                     T.pdl_trigger()
                     waited = 1
+                    ids = -1
+                    if guess + lane * CLUSTER < num_page_ids:
+                        ids = page_ids[guess + lane * CLUSTER]
                 while more != 0:
                     items = T.min(plan_header[HEADER_BATCH], max_batch) * num_kv_heads
                     for v in T.vectorized(REQUEST_WORDS // 2):
@@ -329,7 +362,8 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                         mine = -1
                     more = T.if_then_else(item + clusters < items, 1, 0)
                     asked = 0
-                    held = -1
+                    held = T.if_then_else(T.And(guess >= 0, first == guess), 0, -1)
+                    guess = -1
                     T.barrier_wait(q_empty[0], (i & 1) ^ 1)
                     if lane == 0:
                         handed[0] = mine
