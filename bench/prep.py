@@ -1,4 +1,7 @@
-"""The preps and the activation of one layer each: bytes moved over time, beside the device copy of the same process."""
+"""The preps and the activation of one layer each: bytes moved over time, beside the device copy of the same process.
+
+A prep's rows are those of one fused projection, q, k and v without a gap, as Gemma 4 stacks them.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def measure_activation(library: ModuleType, rows: int, columns: int, *, repeats:
 
 def _fused(inputs: Inputs) -> Inputs:
     refuse_zeros("the projections", inputs.q)
-    inputs.fuse()
+    inputs.fuse(padding=0)
     return inputs
 
 

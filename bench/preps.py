@@ -18,7 +18,7 @@ PAGE = 64  # tokens
 EPS = 1e-6
 FILL = 0x7FA5  # a NaN as bf16; rounding to bf16 gives another
 BF16_ULP = 2.0**-7  # of a value, at most
-PADDING = 24  # columns of nobody before and behind each band of a fused row
+PADDING = 24  # columns of nobody before and behind each band of a fused row, as tests have it
 
 
 @dataclass(frozen=True)
@@ -129,16 +129,16 @@ class Inputs:
         """Rows of the call."""
         return int(self.q.shape[0])
 
-    def fuse(self) -> None:
-        """Stacks q, k and v in one buffer, with NaN columns around them."""
+    def fuse(self, padding: int = PADDING) -> None:
+        """Stacks q, k and v in one buffer, with so many NaN columns around each."""
         parts = {"q": self.q, "k": self.k, "v": self.v}
-        stride = PADDING + sum(part.shape[1] + PADDING for part in parts.values())
+        stride = padding + sum(part.shape[1] + padding for part in parts.values())
         self.fused = torch.full((self.rows, stride), float("nan"), dtype=torch.bfloat16, device=self.q.device)
-        offset = PADDING
+        offset = padding
         for name, part in parts.items():
             self.fused[:, offset : offset + part.shape[1]] = part
             self.bands[name] = (offset, stride)
-            offset += part.shape[1] + PADDING
+            offset += part.shape[1] + padding
 
     def reset(self) -> None:
         """Fills what is written with its sentinels again."""

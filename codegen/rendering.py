@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from codegen import abi
 from codegen.abi import Entry, FamilyEntry, Field, HandWritten, Incumbent, Routed, Struct
+from codegen.abi.prep import BULK_BYTES
 from codegen.abi.routes import TILE_PLANNER
 from codegen.errors import OutputError
 from codegen.formats import FORMATS, ROTATED
@@ -243,7 +244,7 @@ def routed_source(entry: Routed) -> str:
 
 def prep_header() -> str:
     """qk_prep.cuh: the device code and the launch that the preps share."""
-    return render("qk_prep.cuh.j2", rotated=ROTATED)
+    return render("qk_prep.cuh.j2", rotated=ROTATED, bulk_bytes=BULK_BYTES)
 
 
 def hand_written_header(table: Table) -> str:

@@ -10,13 +10,18 @@ static __global__ void __launch_bounds__(kPrepThreads, kPrepBlocks)
   prepare_rows<512, false>(call);
 }
 
+static __global__ void __launch_bounds__(kBulkThreads, kBulkBlocks)
+    prep_global_prompt_bulk_kernel(const __grid_constant__ PrepCall call) {
+  prepare_part<512>(call);
+}
+
 static __global__ void __launch_bounds__(kPrepThreads, kPrepBlocks)
     prep_global_decode_kernel(const __grid_constant__ PrepCall call) {
   prepare_rows<512, true>(call);
 }
 
 int run_prep_global_prompt(const char *entry, const tilepress_prep_prompt_args &args) {
-  return launch_prep<512>(entry, args, prep_global_prompt_kernel);
+  return launch_prep<512>(entry, args, prep_global_prompt_kernel, prep_global_prompt_bulk_kernel);
 }
 
 int run_prep_global_decode(const char *entry, const tilepress_prep_decode_args &args) {

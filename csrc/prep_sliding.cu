@@ -10,13 +10,18 @@ static __global__ void __launch_bounds__(kPrepThreads, kPrepBlocks)
   prepare_rows<256, false>(call);
 }
 
+static __global__ void __launch_bounds__(kBulkThreads, kBulkBlocks)
+    prep_sliding_prompt_bulk_kernel(const __grid_constant__ PrepCall call) {
+  prepare_part<256>(call);
+}
+
 static __global__ void __launch_bounds__(kPrepThreads, kPrepBlocks)
     prep_sliding_decode_kernel(const __grid_constant__ PrepCall call) {
   prepare_rows<256, true>(call);
 }
 
 int run_prep_sliding_prompt(const char *entry, const tilepress_prep_prompt_args &args) {
-  return launch_prep<256>(entry, args, prep_sliding_prompt_kernel);
+  return launch_prep<256>(entry, args, prep_sliding_prompt_kernel, prep_sliding_prompt_bulk_kernel);
 }
 
 int run_prep_sliding_decode(const char *entry, const tilepress_prep_decode_args &args) {

@@ -6,6 +6,9 @@ from codegen.abi import fields
 from codegen.abi.bands import REFUSAL, band
 from codegen.abi.records import CType, Field, HandWritten, Memory, Struct
 
+# Of Q's and K's rows: a prompt's prep that reads as much goes through shared memory, one that reads less through registers.
+BULK_BYTES = 128 << 20
+
 
 def _input(name: str, doc: str, optional: bool) -> Field:
     return Field(f"{name}_in", CType.IN, doc, f"bf16 [rows, {name}_row_stride]", Memory.DEVICE, optional=optional, align=16)

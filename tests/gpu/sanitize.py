@@ -28,6 +28,7 @@ from bench.library import decode, load, prefill
 from bench.outputs import Outputs, make_outputs
 from bench.plans import GUARD_WORDS, Limits, Plan, make_plan
 from bench.reference import LSE_TOLERANCE, OUT_TOLERANCE, attention, lse_error, out_error
+from codegen.abi.prep import BULK_BYTES
 
 HOST, DEVICE = torch.device("cpu"), torch.device("cuda")
 GROUPS = (4, 8, 16)
@@ -200,7 +201,16 @@ PREP_PROMPTS = {
     "prompt": [preps.Prompt(3), preps.Prompt(70, 60), preps.Prompt(1, 130, 128)],
     "decode": [preps.Prompt(1), preps.Prompt(1, 63), preps.Prompt(1, 130, 128)],
 }
+MANY_ROWS = "many rows"  # so many that a prompt's prep goes through shared memory
 EQUAL_BITS = 0.98  # share of the bits that are PyTorch's; the rest rounds the other way
+
+
+def prep_prompts(case: str, shape: preps.Shape) -> list[preps.Prompt]:
+    """The requests of a case."""
+    if case != MANY_ROWS:
+        return PREP_PROMPTS[case]
+    rows = BULK_BYTES // (2 * shape.head_dim * (shape.q_heads + shape.kv_heads)) + 1
+    return [*PREP_PROMPTS["prompt"], preps.Prompt(rows, 41)]
 
 
 def device_inputs(inputs: preps.Inputs) -> preps.Inputs:
@@ -229,10 +239,10 @@ def equal_bits(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def sanitize_prep(library: ModuleType) -> list[bool]:
     """Every prep, out of buffers of their own and out of one fused row, with and without a page id outside the pool."""
     results = []
-    for (name, shape), form, fused, bad_page in itertools.product(
-        PREP_SHAPES.items(), PREP_PROMPTS, (False, True), (False, True)
-    ):
-        inputs = preps.make(shape, PREP_PROMPTS[form], device=HOST)
+    cases = [*itertools.product(PREP_PROMPTS, (False, True), (False, True)), (MANY_ROWS, True, True)]
+    for (name, shape), (case, fused, bad_page) in itertools.product(PREP_SHAPES.items(), cases):
+        form = "decode" if case == "decode" else "prompt"
+        inputs = preps.make(shape, prep_prompts(case, shape), device=HOST)
         wanted = preps.expected(inputs)
         pool = preps.expected_pool(inputs, wanted)
         if bad_page:
@@ -248,8 +258,9 @@ def sanitize_prep(library: ModuleType) -> list[bool]:
         bits = int(device.status)
         untouched = torch.equal(found.view(torch.int16) != preps.FILL, written)
         right = untouched and min(q, rows) >= EQUAL_BITS and bits == (library.STATUS_BAD_PAGE_ID if bad_page else 0)
-        case = f"prep {name} {form}, fused {fused}, bad {bad_page}"
-        results.append(said(right, case, f"q {q:.1%} pool {rows:.1%} status {bits}"))
+        results.append(
+            said(right, f"prep {name} {case}, fused {fused}, bad {bad_page}", f"q {q:.1%} pool {rows:.1%} status {bits}")
+        )
     return results
 
 

@@ -13,6 +13,7 @@ import torch
 
 from bench import preps
 from bench.preps import BF16_ULP, FILL, PAGE, Inputs, Prompt, Shape, expected, expected_pool, make, run
+from codegen.abi.prep import BULK_BYTES
 
 from .conftest import unavailable
 from .harness import DEVICE
@@ -27,12 +28,33 @@ NARROW = Shape("sliding", 8, 1)
 SHAPES = (SPLIT, EQUAL, FOLDED, Shape("global", 5, 5, "folded", k_eq_v=True), SLIDING, NARROW, Shape("sliding", 14, 7))
 PROMPTS = (Prompt(70, 3), Prompt(1), Prompt(130, 300, 256), Prompt(0), Prompt(9, 64, 64), Prompt(17, 119))
 TOKENS = tuple(Prompt(1, position, origin) for position, origin in ((0, 0), (63, 0), (64, 64), (511, 448), (300, 0), (127, 64)))
-FORMS = {"prompt": PROMPTS, "decode": TOKENS}
+# "many rows": so many that a prep goes through shared memory instead of registers.
+CASES = ("prompt", "many rows", "decode")
 
 
-def prepared(library: ModuleType, inputs: Inputs, form: str, **changes: int | float) -> Inputs:
+def many_rows(shape: Shape) -> int:
+    """Rows of a call that the schedule through shared memory takes."""
+    return BULK_BYTES // (2 * shape.head_dim * (shape.q_heads + shape.kv_heads)) + 1
+
+
+def prompts_of(case: str, shape: Shape) -> tuple[Prompt, ...]:
+    """The requests of a case."""
+    return TOKENS if case == "decode" else PROMPTS if case == "prompt" else (*PROMPTS, Prompt(many_rows(shape), 41))
+
+
+def form_of(case: str) -> str:
+    """The form of the entry that a case calls."""
+    return "decode" if case == "decode" else "prompt"
+
+
+def inputs_of(case: str, shape: Shape, seed: int, **guards: int) -> Inputs:
+    """Inputs of a case on the device."""
+    return make(shape, prompts_of(case, shape), device=DEVICE, seed=seed, **guards)
+
+
+def prepared(library: ModuleType, inputs: Inputs, case: str, **changes: int | float) -> Inputs:
     """The inputs after a call, once the device is done."""
-    run(library, inputs, form, torch.cuda.current_stream().cuda_stream, **changes)
+    run(library, inputs, form_of(case), torch.cuda.current_stream().cuda_stream, **changes)
     torch.cuda.synchronize()
     return inputs
 
@@ -81,11 +103,11 @@ def assert_pool(inputs: Inputs) -> None:
         assert_rounds_like(found[:, :extra], wanted[:, :extra])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_against_pytorch(library: ModuleType, shape: Shape, form: str) -> None:
-    guards = {"lead_rows": 5, "tail_rows": 11} if form == "prompt" else {}
-    inputs = prepared(library, make(shape, FORMS[form], device=DEVICE, seed=1, **guards), form)
+def test_against_pytorch(library: ModuleType, shape: Shape, case: str) -> None:
+    guards = {"lead_rows": 5, "tail_rows": 11} if case != "decode" else {}
+    inputs = prepared(library, inputs_of(case, shape, seed=1, **guards), case)
     rows = owned(inputs)
     assert_rounds_like(inputs.q_out[rows], expected(inputs).q[rows])
     assert_pool(inputs)
@@ -94,21 +116,22 @@ def test_against_pytorch(library: ModuleType, shape: Shape, form: str) -> None:
     assert (bits(nobodys) == FILL).all(), "rows that no request owns were written"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", [SPLIT, FOLDED, SLIDING], ids=str)
-def test_a_fused_row_gives_the_bits_of_separate_buffers(library: ModuleType, shape: Shape, form: str) -> None:
-    apart = prepared(library, make(shape, FORMS[form], device=DEVICE, seed=2), form)
-    fused = make(shape, FORMS[form], device=DEVICE, seed=2)
+def test_a_fused_row_gives_the_bits_of_separate_buffers(library: ModuleType, shape: Shape, case: str) -> None:
+    apart = prepared(library, inputs_of(case, shape, seed=2), case)
+    fused = inputs_of(case, shape, seed=2)
     fused.fuse()
-    prepared(library, fused, form)
+    prepared(library, fused, case)
     assert same(apart.q_out, fused.q_out)
     assert same(apart.pool, fused.pool)
 
 
+@pytest.mark.parametrize("case", ["prompt", "many rows"])
 @pytest.mark.parametrize("shape", [SPLIT, FOLDED, SLIDING, NARROW], ids=str)
-def test_a_rows_bits_are_its_own(library: ModuleType, shape: Shape) -> None:
+def test_a_rows_bits_are_its_own(library: ModuleType, shape: Shape, case: str) -> None:
     """Each request alone as a prompt, and each of its rows alone as a decode step, against the batch."""
-    whole = prepared(library, make(shape, PROMPTS, device=DEVICE, seed=3), "prompt")
+    whole = prepared(library, inputs_of(case, shape, seed=3), case)
     row = first = 0
     for prompt in PROMPTS:
         alone = make(shape, [prompt], device=DEVICE, seed=4)
@@ -135,21 +158,52 @@ def test_a_rows_bits_are_its_own(library: ModuleType, shape: Shape) -> None:
         first += prompt.pages
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("piece", [1000, 1])
+def test_many_rows_give_the_bits_of_few(library: ModuleType, shape: Shape, piece: int) -> None:
+    """One prompt in one call, through shared memory, against the same in calls of a few rows, through registers: all of it, or
+    the last rows one by one."""
+    prompt = Prompt(many_rows(shape), 41)
+    whole = prepared(library, make(shape, [prompt], device=DEVICE, seed=15), "prompt")
+    pieces = make(shape, [prompt], device=DEVICE, seed=15)
+    start = 0 if piece > 1 else prompt.rows - 130
+    for first in range(start, prompt.rows, piece):
+        rows = slice(first, min(first + piece, prompt.rows))
+        bounds, position = torch.tensor(
+            [[0, rows.stop - first], [prompt.position + first, 0]], dtype=torch.int32, device=DEVICE
+        )
+        changes: dict[str, int | float] = {
+            "rows": rows.stop - first,
+            "q_indptr": bounds.data_ptr(),
+            "positions": position.data_ptr(),
+        }
+        for name in ("q", "k") if shape.k_eq_v else ("q", "k", "v"):
+            changes[f"{name}_in"] = getattr(pieces, name)[rows].data_ptr()
+        prepared(library, pieces, "prompt", q_out=pieces.q_out[rows].data_ptr(), **changes)
+    assert same(pieces.q_out[start:], whole.q_out[start:])
+    written = bits(pieces.pool) != FILL
+    assert torch.equal(bits(pieces.pool)[written], bits(whole.pool)[written])
+    if start == 0:
+        assert same(pieces.pool, whole.pool)
+    assert int(pieces.status) == int(whole.status) == 0
+
+
 @pytest.mark.parametrize("shape", [SPLIT, SLIDING], ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_q_alone_of_a_layer_that_shares_kv(library: ModuleType, shape: Shape, form: str) -> None:
-    whole = prepared(library, make(shape, FORMS[form], device=DEVICE, seed=6), form)
-    alone = make(shape, FORMS[form], device=DEVICE, seed=6)
+@pytest.mark.parametrize("case", CASES)
+def test_q_alone_of_a_layer_that_shares_kv(library: ModuleType, shape: Shape, case: str) -> None:
+    whole = prepared(library, inputs_of(case, shape, seed=6), case)
+    alone = inputs_of(case, shape, seed=6)
     absent = dict.fromkeys(("k_in", "v_in", "k_norm", "pool", "page_ids", "page_indptr", "kv_origin"), 0)
-    prepared(library, alone, form, **absent)
+    prepared(library, alone, case, **absent)
     assert same(alone.q_out, whole.q_out)
     assert (bits(alone.pool) == FILL).all()
 
 
+@pytest.mark.parametrize("case", ["prompt", "many rows"])
 @pytest.mark.parametrize("rotary", [2, 20, 62, 128])
-def test_any_even_rotary_width(library: ModuleType, rotary: int) -> None:
+def test_any_even_rotary_width(library: ModuleType, rotary: int, case: str) -> None:
     for shape in (SPLIT, FOLDED):
-        inputs = make(shape, PROMPTS, device=DEVICE, seed=7)
+        inputs = inputs_of(case, shape, seed=7)
         inputs.cos, inputs.sin = (table[:, : rotary // 2].contiguous() for table in (inputs.cos, inputs.sin))
         prepared(library, inputs, "prompt", rotary=rotary)
         assert_rounds_like(inputs.q_out, expected(inputs).q)
@@ -157,13 +211,13 @@ def test_any_even_rotary_width(library: ModuleType, rotary: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [FOLDED, SLIDING], ids=str)
-@pytest.mark.parametrize("form", FORMS)
-def test_a_position_past_the_table_is_skipped_and_reported(library: ModuleType, shape: Shape, form: str) -> None:
-    clean = prepared(library, make(shape, FORMS[form], device=DEVICE, seed=8), form)
-    inputs = make(shape, FORMS[form], device=DEVICE, seed=8)
+@pytest.mark.parametrize("case", CASES)
+def test_a_position_past_the_table_is_skipped_and_reported(library: ModuleType, shape: Shape, case: str) -> None:
+    clean = prepared(library, inputs_of(case, shape, seed=8), case)
+    inputs = inputs_of(case, shape, seed=8)
     limit = 310
     inputs.cos, inputs.sin = inputs.cos[:limit].contiguous(), inputs.sin[:limit].contiguous()
-    prepared(library, inputs, form)
+    prepared(library, inputs, case)
     past = preps.row_positions(inputs) >= limit
     assert past.any() and not past.all()
     assert int(inputs.status) == library.STATUS_BAD_POSITION
@@ -174,14 +228,14 @@ def test_a_position_past_the_table_is_skipped_and_reported(library: ModuleType, 
     assert different.any()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("position", [-1, -(1 << 31), (1 << 31) - 1])
-def test_a_position_that_is_none(library: ModuleType, position: int, form: str) -> None:
-    clean = prepared(library, make(SPLIT, FORMS[form], device=DEVICE, seed=9), form)
-    inputs = make(SPLIT, FORMS[form], device=DEVICE, seed=9)
+def test_a_position_that_is_none(library: ModuleType, position: int, case: str) -> None:
+    clean = prepared(library, inputs_of(case, SPLIT, seed=9), case)
+    inputs = inputs_of(case, SPLIT, seed=9)
     inputs.positions[1] = position
-    prepared(library, inputs, form)
-    row = FORMS[form][0].rows
+    prepared(library, inputs, case)
+    row = prompts_of(case, SPLIT)[0].rows
     assert int(inputs.status) == library.STATUS_BAD_POSITION
     assert (bits(inputs.q_out[row]) == FILL).all()
     others = torch.arange(inputs.rows, device=DEVICE) != row
@@ -200,16 +254,16 @@ BAD: dict[str, tuple[str, int, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", [FOLDED, SLIDING], ids=str)
 @pytest.mark.parametrize("bad", BAD)
-def test_a_page_that_cannot_be_written_is_skipped_and_reported(library: ModuleType, bad: str, shape: Shape, form: str) -> None:
+def test_a_page_that_cannot_be_written_is_skipped_and_reported(library: ModuleType, bad: str, shape: Shape, case: str) -> None:
     """Q is written all the same, and every pool row holds its own bits or is untouched."""
     array, at, value, bit = BAD[bad]
-    clean = prepared(library, make(shape, FORMS[form], device=DEVICE, seed=10), form)
-    inputs = make(shape, FORMS[form], device=DEVICE, seed=10)
+    clean = prepared(library, inputs_of(case, shape, seed=10), case)
+    inputs = inputs_of(case, shape, seed=10)
     getattr(inputs, array)[at] = value
-    prepared(library, inputs, form)
+    prepared(library, inputs, case)
     assert int(inputs.status) & getattr(library, f"STATUS_{bit}")
     assert same(inputs.q_out, clean.q_out)
     found, whole = bits(inputs.pool), bits(clean.pool)
@@ -218,17 +272,18 @@ def test_a_page_that_cannot_be_written_is_skipped_and_reported(library: ModuleTy
     assert (found != whole).any()
 
 
+@pytest.mark.parametrize("case", ["prompt", "many rows"])
 @pytest.mark.parametrize(("at", "value"), [(0, -3), (1, 1 << 30), (1, -(1 << 31)), (len(PROMPTS), 1 << 30)])
-def test_row_bounds_out_of_range_do_not_fault(library: ModuleType, at: int, value: int) -> None:
-    clean = prepared(library, make(SPLIT, PROMPTS, device=DEVICE, seed=11), "prompt")
-    inputs = make(SPLIT, PROMPTS, device=DEVICE, seed=11)
+def test_row_bounds_out_of_range_do_not_fault(library: ModuleType, at: int, value: int, case: str) -> None:
+    clean = prepared(library, inputs_of(case, SPLIT, seed=11), case)
+    inputs = inputs_of(case, SPLIT, seed=11)
     inputs.q_indptr[at] = value
     prepared(library, inputs, "prompt")
     middle = slice(71, 201) if at != 1 else slice(0, 0)
     assert same(inputs.q_out[middle], clean.q_out[middle])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["prompt", "decode"])
 def test_no_rows(library: ModuleType, form: str) -> None:
     inputs = prepared(library, make(SPLIT, [], device=DEVICE), form)
     assert (bits(inputs.pool) == FILL).all()

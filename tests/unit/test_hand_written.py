@@ -10,6 +10,7 @@ import pytest
 
 from codegen import abi, rendering, table
 from codegen.abi import HandWritten
+from codegen.abi.prep import BULK_BYTES
 from codegen.formats import FORMATS, ROTATED
 from codegen.rendering import Context
 from codegen.tree import ROOT, units
@@ -82,6 +83,7 @@ def test_a_header_of_checks_needs_no_cuda(name: str) -> None:
 def test_the_preps_header_takes_its_numbers_from_the_formats() -> None:
     header = rendering.prep_header()
     assert f"constexpr int kRotated = {ROTATED};" in header
+    assert f"constexpr int64_t kBulkBytes = {BULK_BYTES};" in header
     assert FORMATS["folded"].extra_columns == 2 * ROTATED
     assert "{{" not in header and "{%" not in header
 
