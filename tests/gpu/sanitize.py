@@ -201,13 +201,13 @@ PREP_PROMPTS = {
     "prompt": [preps.Prompt(3), preps.Prompt(70, 60), preps.Prompt(1, 130, 128)],
     "decode": [preps.Prompt(1), preps.Prompt(1, 63), preps.Prompt(1, 130, 128)],
 }
-MANY_ROWS = "many rows"  # so many that a prompt's prep goes through shared memory
+PREP_BULK = "many rows"  # so many that a prompt's prep goes through shared memory
 EQUAL_BITS = 0.98  # share of the bits that are PyTorch's; the rest rounds the other way
 
 
 def prep_prompts(case: str, shape: preps.Shape) -> list[preps.Prompt]:
     """The requests of a case."""
-    if case != MANY_ROWS:
+    if case != PREP_BULK:
         return PREP_PROMPTS[case]
     rows = BULK_BYTES // (2 * shape.head_dim * (shape.q_heads + shape.kv_heads)) + 1
     return [*PREP_PROMPTS["prompt"], preps.Prompt(rows, 41)]
@@ -239,7 +239,10 @@ def equal_bits(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def sanitize_prep(library: ModuleType) -> list[bool]:
     """Every prep, out of buffers of their own and out of one fused row, with and without a page id outside the pool."""
     results = []
-    cases = [*itertools.product(PREP_PROMPTS, (False, True), (False, True)), (MANY_ROWS, True, True)]
+    cases: list[tuple[str, bool, bool]] = [
+        *itertools.product(PREP_PROMPTS, (False, True), (False, True)),
+        (PREP_BULK, True, True),
+    ]
     for (name, shape), (case, fused, bad_page) in itertools.product(PREP_SHAPES.items(), cases):
         form = "decode" if case == "decode" else "prompt"
         inputs = preps.make(shape, prep_prompts(case, shape), device=HOST)
