@@ -169,14 +169,10 @@ def test_many_rows_give_the_bits_of_few(library: ModuleType, shape: Shape, piece
     start = 0 if piece > 1 else prompt.rows - 130
     for first in range(start, prompt.rows, piece):
         rows = slice(first, min(first + piece, prompt.rows))
-        bounds, position = torch.tensor(
-            [[0, rows.stop - first], [prompt.position + first, 0]], dtype=torch.int32, device=DEVICE
-        )
-        changes: dict[str, int | float] = {
-            "rows": rows.stop - first,
-            "q_indptr": bounds.data_ptr(),
-            "positions": position.data_ptr(),
-        }
+        count = rows.stop - first
+        bounds = torch.tensor([0, count], dtype=torch.int32, device=DEVICE)
+        position = pieces.positions[:1] + first
+        changes = {"rows": count, "q_indptr": bounds.data_ptr(), "positions": position.data_ptr()}
         for name in ("q", "k") if shape.k_eq_v else ("q", "k", "v"):
             changes[f"{name}_in"] = getattr(pieces, name)[rows].data_ptr()
         prepared(library, pieces, "prompt", q_out=pieces.q_out[rows].data_ptr(), **changes)
