@@ -98,3 +98,34 @@ def softmax_step(columns: int) -> Any:
         T.copy(s, p)
 
     return step
+
+
+# Compiled in front of the text of a kernel that looks at its plan before it may believe it: before it has waited for the kernel
+# that may be writing it.
+NEAR = r"""
+#include <tl_templates/cuda/common.h>
+
+namespace tl {
+
+// Asks for the line at `address` in the L2 cache. All multiprocessors meet there, so a later read finds what was written since.
+TL_DEVICE void prefetch_line(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+// The word at `address` as it is in the L2 cache now, with no copy of it left in the multiprocessor's own cache.
+TL_DEVICE int glance(const int *address) {
+  int word;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(word) : "l"(address));
+  return word;
+}
+
+}  // namespace tl
+"""
+
+
+def prefetch_line(word: Any) -> Any:
+    """Asks for a word's line in the L2 cache."""
+    return T.evaluate(T.call_extern("handle", "tl::prefetch_line", T.address_of(word)))
+
+
+def glance(word: Any) -> Any:
+    """A word that another kernel may be writing: a guess."""
+    return T.call_extern(INT32, "tl::glance", T.address_of(word))

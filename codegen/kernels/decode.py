@@ -11,9 +11,9 @@ a whole chain, that CTA combines it and writes one partial; where it spreads the
 on the same numbers, none of which a compiler may contract. So a batch, which has more runs than it has CTAs for, moves fewer
 partials, and the bits are the same.
 
-Both are launched while the kernel before them on the stream still runs, and wait for it before they touch memory. They let the
-next one start only after their own wait: what waits for one of them waits for all that came before it too, and the merge may
-read the plan before it waits for the partials.
+Both are launched while the kernel before them on the stream still runs, and wait for it before they use what is in memory; the
+plan's first item and its page ids come near before that. They let the next one start only after their own wait: what waits for
+one of them waits for all that came before it too, and the merge may read the plan before it waits for the partials.
 
 Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64nNk16 with N the group (8 at least): the group pads nothing, and the
 score of a key sits in the row that the key occupies.
@@ -127,7 +127,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
         ctas: T.int32,
         want_status: T.int32,
     ):
-        with T.Kernel(ctas, threads=WARPGROUP + WARP) as cta:
+        with T.Kernel(ctas, threads=WARPGROUP + WARP, prelude=common.NEAR) as cta:
             ring = T.alloc_shared([stages, page_size, width], BF16)
             q_s = T.alloc_shared([q_stages, columns, head_dim], BF16)
             p_s = T.alloc_shared([2, columns, page_size], BF16)
@@ -143,6 +143,12 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
             slot = T.alloc_var(INT32)
             follows = T.alloc_var(INT32)
             mask = T.alloc_var(INT32)
+            if tx >= WARPGROUP:  # brings the first item and its page ids near; what it says counts after the wait
+                guess = T.alloc_var(INT32)
+                guess = common.glance(plan_items[cta, FIRST_PAGE])
+                guess = T.max(T.min(guess, num_page_ids), 0) + tx - WARPGROUP
+                if guess < num_page_ids:
+                    common.prefetch_line(page_ids[guess])
             T.pdl_sync()
             T.pdl_trigger()
             i = 0

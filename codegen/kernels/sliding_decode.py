@@ -78,16 +78,6 @@ TL_DEVICE void arrive_warp(Barrier &barrier) {
 #endif
 }
 
-// Asks for the line at `address` in the L2 cache. All multiprocessors meet there, so a later read finds what was written since.
-TL_DEVICE void prefetch_line(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
-// The word at `address` as it is in the L2 cache now, with no copy of it left in the multiprocessor's own cache.
-TL_DEVICE int glance(const int *address) {
-  int word;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(word) : "l"(address));
-  return word;
-}
-
 }  // namespace tl
 """
 
@@ -104,16 +94,6 @@ def build(request: Request) -> Any:
 def arrive(barrier: Any) -> Any:
     """Every thread of the warp arrives."""
     return T.evaluate(T.call_extern("handle", "tl::arrive_warp", barrier))
-
-
-def prefetch_line(word: Any) -> Any:
-    """Asks for a word's line in the L2 cache."""
-    return T.evaluate(T.call_extern("handle", "tl::prefetch_line", T.address_of(word)))
-
-
-def glance(word: Any) -> Any:
-    """A word that another kernel may be writing: a guess."""
-    return T.call_extern(INT32, "tl::glance", T.address_of(word))
 
 
 def kernel(head_dim: int, page_size: int, group: int) -> Any:
@@ -152,7 +132,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
             T.min(resident_clusters, max_batch * num_kv_heads) * CLUSTER,
             threads=WARPGROUP + WARP + mergers * WARP,
             cluster_dims=(CLUSTER, 1, 1),
-            prelude=PRELUDE,
+            prelude=PRELUDE + common.NEAR,
         ) as cta:
             ring = T.alloc_shared([stages, page_size, head_dim], BF16)
             q_s = T.alloc_shared([COLUMNS, head_dim], BF16)
@@ -335,11 +315,11 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 else:
                     # What the plan says before the wait may be out of date. It says what to bring near, and which page ids to
                     # read together with the plan: they count if the plan then says the same.
-                    guess = glance(plan_requests[T.min(request, max_batch - 1), FIRST_PAGE])
+                    guess = common.glance(plan_requests[T.min(request, max_batch - 1), FIRST_PAGE])
                     guess = T.max(T.min(guess, num_page_ids), 0) + rank
-                    prefetch_line(plan_header[HEADER_BATCH])
+                    common.prefetch_line(plan_header[HEADER_BATCH])
                     if lane < ROUND and guess + lane * CLUSTER < num_page_ids:
-                        prefetch_line(page_ids[guess + lane * CLUSTER])
+                        common.prefetch_line(page_ids[guess + lane * CLUSTER])
                     T.pdl_sync()
                     T.pdl_trigger()
                     waited = 1

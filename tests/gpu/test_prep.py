@@ -76,7 +76,8 @@ def assert_rounds_like(found: torch.Tensor, wanted: torch.Tensor, ulps: float = 
     """bf16 [..., width]: every RoPE pair (i, i + width / 2) is within `ulps` of its length, and nearly all bits are equal.
 
     A sum in another order moves an inverse RMS by 2^-24, so a rare element rounds the other way; a rotation carries that to its
-    partner, which may be far smaller: hence the pair's length.
+    partner, which may be far smaller: hence the pair's length. Among many millions some element does so twice, before the
+    rotation and after it: there `ulps` is 2.
     """
     assert not found.isnan().any(), "a NaN was written"
     pairs = wanted.float().unflatten(-1, (2, -1))
@@ -89,7 +90,7 @@ def assert_rounds_like(found: torch.Tensor, wanted: torch.Tensor, ulps: float = 
     assert share >= equal_share, f"only {share:.1%} of the bits are equal"
 
 
-def assert_pool(inputs: Inputs) -> None:
+def assert_pool(inputs: Inputs, ulps: float = 1.0) -> None:
     """The pool holds what the reference writes, and nothing else was touched, in any layer or page."""
     shape = inputs.shape
     wanted = expected_pool(inputs, expected(inputs))
@@ -98,9 +99,9 @@ def assert_pool(inputs: Inputs) -> None:
     rows = written.flatten(2).view(*written.shape[:2], shape.kv_heads, -1)[..., 0]
     found, wanted = inputs.pool[rows], wanted[rows]
     extra = shape.row_width - shape.head_dim
-    assert_rounds_like(found[:, extra:], wanted[:, extra:])
+    assert_rounds_like(found[:, extra:], wanted[:, extra:], ulps)
     if extra:
-        assert_rounds_like(found[:, :extra], wanted[:, :extra])
+        assert_rounds_like(found[:, :extra], wanted[:, :extra], ulps)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -109,8 +110,9 @@ def test_against_pytorch(library: ModuleType, shape: Shape, case: str) -> None:
     guards = {"lead_rows": 5, "tail_rows": 11} if case != "decode" else {}
     inputs = prepared(library, inputs_of(case, shape, seed=1, **guards), case)
     rows = owned(inputs)
-    assert_rounds_like(inputs.q_out[rows], expected(inputs).q[rows])
-    assert_pool(inputs)
+    ulps = 2.0 if case == "many rows" else 1.0
+    assert_rounds_like(inputs.q_out[rows], expected(inputs).q[rows], ulps)
+    assert_pool(inputs, ulps)
     assert int(inputs.status) == 0
     nobodys = torch.cat([inputs.q_out[: rows.start], inputs.q_out[rows.stop :]])
     assert (bits(nobodys) == FILL).all(), "rows that no request owns were written"
