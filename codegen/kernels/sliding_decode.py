@@ -22,7 +22,7 @@ Shared memory: a ring of [64, 256] tiles, a round's K, then its V: three of 32 K
 next call's loads run beside this one's end; six where the parts of a larger group leave no room for two CTAs anyway. Q, P of a
 round, four parts to send and six received.
 
-Barriers count threads; one lane arrives for the 32 of its warp. full[stage] counts the copies' bytes and the loading warp;
+Barriers count threads. full[stage] counts the copies' bytes and the loading warp;
 empty[stage] the 128 threads that have read it. q_full and q_empty likewise; with Q the loading warp hands over the item: its
 tiles, whether another follows. part_full of a merging CTA counts the bytes of five parts and their five arrivals, and for its
 own part, which the computing threads write in place, an arrival of each of them; part_empty, in every CTA, one arrival of each
@@ -64,18 +64,11 @@ PRELUDE = r"""
 
 namespace tl {
 
-// The warp arrives at a barrier, 32 times: by one lane, since of 32 that arrive at one address each waits for another.
-// compute-sanitizer's racecheck follows no arrival but that of every thread, so in a build for it each arrives. An arrival does
-// not tell the compiler that it orders memory; __syncwarp does.
+// Every thread of the warp arrives at a barrier. An arrival does not tell the compiler that it orders memory; __syncwarp does.
 template <typename Barrier>
 TL_DEVICE void arrive_warp(Barrier &barrier) {
   __syncwarp();
-#ifdef TILEPRESS_RACECHECK
   barrier.arrive();
-#else
-  if (threadIdx.x % 32 == 0)
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 32;" ::"r"(smem_ptr_to_uint(&barrier)) : "memory");
-#endif
 }
 
 }  // namespace tl
