@@ -199,7 +199,7 @@ CLUSTERS = ["(std::min(resident_clusters, (max_batch * num_kv_heads)) * 6)", "1"
 KERNELS: dict[str, tuple[list[str], int]] = {
     **{f"global_prefill_g{g}_{f}": ([str(g), "q_tiles", "num_kv_heads"], 384) for f in ("split", "folded") for g in (4, 8, 16)},
     **{f"global_decode_partial_g{g}_{f}": (PARTIAL_GRID, 160) for f in ("split", "folded") for g in (4, 8, 16)},
-    "global_decode_merge": (["(group * 4)", "num_kv_heads", "max_batch"], 256),
+    "global_decode_merge": (["(group * merge_blocks)", "num_kv_heads", "max_batch"], 256),
     **{f"sliding_prefill_g{g}_split": (["sm_count", "1", "1"], 384) for g in (2, 4, 8)},
     **{f"sliding_decode_g{g}_split": (CLUSTERS, 160 + 16 * g) for g in (2, 4, 8)},  # two heads a merging warp
 }
