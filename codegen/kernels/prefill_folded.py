@@ -40,37 +40,38 @@ from typing import Any
 import tilelang.language as T
 
 from codegen.formats import ROTATED
-from codegen.kernels.common import BF16, FP32, INT32, ROWS, WARP, WARPGROUP
+from codegen.kernels.common import BF16, INT32, ROWS, WARP, WARPGROUP
 from codegen.kernels.prefill_pair import (
     CONSUMER_REGISTERS,
     CONSUMERS,
-    EVEN_MAX,
     EVEN_OUT,
     EVEN_P,
     EVEN_SCORED,
     EVEN_TOTAL,
-    EXCHANGES,
     HALF,
     HEAD_DIM,
     KEYS,
     LOADER_REGISTERS,
     MINUS_INF,
     ODD_OUT,
-    ODD_P,
     ODD_SCORED,
     ODD_TOTAL,
     READERS,
+    add_odd_weights,
     add_other_total,
-    decay,
-    exponentials,
+    add_weights,
+    allocate_fragments,
+    allocate_shared,
+    even_softmax,
     hear,
     hide,
     load,
     locate,
+    odd_softmax,
     page_of,
     release,
     rescale,
-    tell,
+    take_odd_maximum,
     visible,
     write_lse,
     write_out,
@@ -151,12 +152,8 @@ def cta(work: Any):
     even_right = T.alloc_shared([KEYS, HALF_TILE], BF16)
     odd_left = T.alloc_shared([KEYS, HALF_TILE], BF16)
     odd_right = T.alloc_shared([KEYS, HALF_TILE], BF16)
-    max_even = T.alloc_shared([ROWS], FP32)
-    max_odd = T.alloc_shared([ROWS], FP32)
-    total_even = T.alloc_shared([ROWS], FP32)
-    total_odd = T.alloc_shared([ROWS], FP32)
     q_full = T.alloc_barrier(1)
-    exchange = T.alloc_barrier([WARPGROUP] * EXCHANGES)
+    shared = allocate_shared()
     even_full = T.alloc_barrier([1] * 4)
     odd_full = T.alloc_barrier([1] * 4)
     left_empty = T.alloc_cluster_barrier([READERS] * 2)  # of the even tile, of the odd one
@@ -180,117 +177,66 @@ def cta(work: Any):
     elif work.tx < WARPGROUP:
         T.set_max_nreg(CONSUMER_REGISTERS, 1)
         if work.rows > 0:
-            s = T.alloc_fragment([ROWS, KEYS], FP32)
-            p = T.alloc_fragment([ROWS, KEYS], BF16)
-            o = T.alloc_fragment([ROWS, HALF], FP32)
-            m = T.alloc_fragment([ROWS], FP32)  # maximum of the raw scores up to the last odd tile
-            m_even = T.alloc_fragment([ROWS], FP32)  # and up to the even tile
-            alpha = T.alloc_fragment([ROWS], FP32)
-            total = T.alloc_fragment([ROWS], FP32)
-            partial = T.alloc_fragment([ROWS], FP32)
+            mine = allocate_fragments()
             page = T.alloc_var(INT32)
             shift = T.alloc_var(INT32)
             limit = T.alloc_var(INT32)
-            T.fill(o, 0)
-            T.fill(total, 0)
-            T.fill(m, MINUS_INF)
+            T.fill(mine.o, 0)
+            T.fill(mine.total, 0)
+            T.fill(mine.m, MINUS_INF)
             if pairs > 0:
                 page = page_of(work, 0)
                 T.barrier_wait(q_full, 0)
             for i in T.serial(pairs):
                 visible(work, 2 * i, page, shift, limit)
-                scores(s, q_s, even_left, even_right, even_full, i & 1)
+                scores(mine.s, q_s, even_left, even_right, even_full, i & 1)
                 T.sync_threads(EVEN_SCORED, WARPGROUP)
-                hide(s, shift, limit)
-                T.reduce_max(s, m_even, dim=1, clear=True)
-                for a in T.Parallel(ROWS):
-                    m_even[a] = T.max(m_even[a], m[a])
-                T.copy(m_even, max_even)
-                tell(exchange, EVEN_MAX)
-                exponentials(s, m_even, alpha, work.scale)
-                T.copy(s, p)
-                T.copy(p, even_right[:, 0:CHUNK])
-                T.fence_proxy_async()
-                tell(exchange, EVEN_P)
-                decay(alpha, m, m_even, work.scale)
-                rescale(o, alpha, m, m_even)
-                T.wgmma_gemm(p, even_left[:, CHUNK:HALF_TILE], o)
-                T.reduce_sum(s, partial, dim=1)
-                for a in T.Parallel(ROWS):
-                    total[a] = total[a] * alpha[a] + partial[a]
+                hide(mine.s, shift, limit)
+                even_softmax(mine, even_right[:, 0:CHUNK], shared, work.scale)
+                T.wgmma_gemm(mine.p, even_left[:, CHUNK:HALF_TILE], mine.o)
+                add_weights(mine)
                 T.wait_wgmma(0)
                 release(left_empty, 0, work.tx)
-                hear(exchange, ODD_P, i & 1)
-                T.copy(max_odd, m)
-                decay(alpha, m_even, m, work.scale)
-                for a in T.Parallel(ROWS):
-                    total[a] = total[a] * alpha[a]
-                rescale(o, alpha, m_even, m)
+                take_odd_maximum(mine, shared, i & 1, work.scale)
                 if 2 * i + 1 < work.tiles:
-                    T.wgmma_gemm(odd_left[:, 0:CHUNK], odd_left[:, CHUNK:HALF_TILE], o)
+                    T.wgmma_gemm(odd_left[:, 0:CHUNK], odd_left[:, CHUNK:HALF_TILE], mine.o)
                     T.wait_wgmma(0)
                     release(left_empty, 1, work.tx)
-            add_other_total(total, partial, total_even, total_odd, exchange, EVEN_TOTAL, ODD_TOTAL)
-            write_out(o, total, partial, even_left, CHUNK, EVEN_OUT, 0, CHUNK, work)
-            write_lse(m, total, work)
+            add_other_total(mine, shared.total_even, shared.total_odd, shared.exchange, EVEN_TOTAL, ODD_TOTAL)
+            write_out(mine, even_left, CHUNK, EVEN_OUT, 0, CHUNK, work)
+            write_lse(mine, work)
     else:
         T.set_max_nreg(CONSUMER_REGISTERS, 1)
         if work.rows > 0:
-            s = T.alloc_fragment([ROWS, KEYS], FP32)
-            p = T.alloc_fragment([ROWS, KEYS], BF16)
-            o = T.alloc_fragment([ROWS, HALF], FP32)
-            m = T.alloc_fragment([ROWS], FP32)  # maximum of the raw scores up to the last odd tile
-            m_even = T.alloc_fragment([ROWS], FP32)  # up to the even tile
-            m_odd = T.alloc_fragment([ROWS], FP32)  # and up to the odd one
-            alpha = T.alloc_fragment([ROWS], FP32)
-            total = T.alloc_fragment([ROWS], FP32)
-            partial = T.alloc_fragment([ROWS], FP32)
+            mine = allocate_fragments()
             page = T.alloc_var(INT32)
             shift = T.alloc_var(INT32)
             limit = T.alloc_var(INT32)
-            T.fill(o, 0)
-            T.fill(total, 0)
-            T.fill(m, MINUS_INF)
+            T.fill(mine.o, 0)
+            T.fill(mine.total, 0)
+            T.fill(mine.m, MINUS_INF)
             if pairs > 0:
                 page = page_of(work, 1)
                 T.barrier_wait(q_full, 0)
             for i in T.serial(pairs):
                 visible(work, 2 * i + 1, page, shift, limit)
                 if 2 * i + 1 < work.tiles:
-                    scores(s, q_s, odd_left, odd_right, odd_full, i & 1)
+                    scores(mine.s, q_s, odd_left, odd_right, odd_full, i & 1)
                 T.sync_threads(ODD_SCORED, WARPGROUP)
-                hide(s, shift, limit)
-                T.reduce_max(s, m_odd, dim=1, clear=True)
-                hear(exchange, EVEN_MAX, i & 1)
-                T.copy(max_even, m_even)
-                for a in T.Parallel(ROWS):
-                    m_odd[a] = T.max(m_odd[a], m_even[a])
-                exponentials(s, m_odd, alpha, work.scale)
-                T.copy(s, p)
-                T.copy(p, odd_left[:, 0:CHUNK])
-                T.copy(m_odd, max_odd)
-                T.fence_proxy_async()
-                tell(exchange, ODD_P)
-                decay(alpha, m, m_even, work.scale)
-                rescale(o, alpha, m, m_even)
+                hide(mine.s, shift, limit)
+                odd_softmax(mine, odd_left[:, 0:CHUNK], shared, i & 1, work.scale)
                 T.barrier_wait(even_full[3], i & 1)
-                hear(exchange, EVEN_P, i & 1)
-                T.wgmma_gemm(even_right[:, 0:CHUNK], even_right[:, CHUNK:HALF_TILE], o)
-                for a in T.Parallel(ROWS):
-                    total[a] = total[a] * alpha[a]
-                decay(alpha, m_even, m_odd, work.scale)
-                T.reduce_sum(s, partial, dim=1)
-                for a in T.Parallel(ROWS):
-                    total[a] = total[a] * alpha[a] + partial[a]
-                T.copy(m_odd, m)
+                hear(shared.exchange, EVEN_P, i & 1)
+                T.wgmma_gemm(even_right[:, 0:CHUNK], even_right[:, CHUNK:HALF_TILE], mine.o)
+                add_odd_weights(mine, work.scale)
                 T.wait_wgmma(0)
                 release(right_empty, 0, work.tx)
-                rescale(o, alpha, m_even, m_odd)
+                rescale(mine.o, mine.alpha, mine.m_even, mine.m_odd)
                 if 2 * i + 1 < work.tiles:
                     T.barrier_wait(odd_full[3], i & 1)
-                    T.wgmma_gemm(p, odd_right[:, CHUNK:HALF_TILE], o)
+                    T.wgmma_gemm(mine.p, odd_right[:, CHUNK:HALF_TILE], mine.o)
                     T.wait_wgmma(0)
                     release(right_empty, 1, work.tx)
-            add_other_total(total, partial, total_odd, total_even, exchange, ODD_TOTAL, EVEN_TOTAL)
-            write_out(o, total, partial, odd_right, CHUNK, ODD_OUT, HALF, CHUNK, work)
+            add_other_total(mine, shared.total_odd, shared.total_even, shared.exchange, ODD_TOTAL, EVEN_TOTAL)
+            write_out(mine, odd_right, CHUNK, ODD_OUT, HALF, CHUNK, work)
     T.cluster_sync()  # neither CTA leaves while the other may still copy into it or arrive at its barriers

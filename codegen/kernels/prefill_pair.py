@@ -18,7 +18,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from codegen.kernels.common import FP32, INT32, LN2, ROWS, WARP, WARPGROUP
+from codegen.kernels.common import BF16, FP32, INT32, LN2, ROWS, WARP, WARPGROUP
 from codegen.status import BAD_PAGE_ID
 
 HEAD_DIM = 512  # what the shared-memory budgets are made for
@@ -140,6 +140,56 @@ class Work:
     tx: Any
 
 
+@dataclass(frozen=True)
+class Fragments:
+    """A warpgroup's registers: scores and P of its key tile, its half of O, a row each of the rest.
+
+    m: the maximum of the raw scores up to the last odd tile; m_even: and up to the even tile; m_odd: and up to the odd one, for
+    the odd warpgroup alone. alpha: what a moved maximum leaves of a sum. total: the weights of its own tiles. partial: of
+    one tile.
+    """
+
+    s: Any
+    p: Any
+    o: Any
+    m: Any
+    m_even: Any
+    m_odd: Any
+    alpha: Any
+    total: Any
+    partial: Any
+
+
+def allocate_fragments() -> Fragments:
+    """Registers for a warpgroup, unset."""
+    rows = [T.alloc_fragment([ROWS], FP32) for _ in range(6)]
+    return Fragments(
+        T.alloc_fragment([ROWS, KEYS], FP32), T.alloc_fragment([ROWS, KEYS], BF16), T.alloc_fragment([ROWS, HALF], FP32), *rows
+    )
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the warpgroups tell each other, in shared memory, fp32 [64] each; exchange: the race checker's barriers."""
+
+    max_even: Any
+    max_odd: Any
+    total_even: Any
+    total_odd: Any
+    exchange: Any
+
+
+@T.macro
+def allocate_shared():
+    """Shared memory for what the warpgroups tell each other."""
+    max_even = T.alloc_shared([ROWS], FP32)
+    max_odd = T.alloc_shared([ROWS], FP32)
+    total_even = T.alloc_shared([ROWS], FP32)
+    total_odd = T.alloc_shared([ROWS], FP32)
+    exchange = T.alloc_barrier([WARPGROUP] * EXCHANGES)
+    return Shared(max_even, max_odd, total_even, total_odd, exchange)
+
+
 @T.macro
 def page_of(work, t):
     """The page id of key tile t; past the last tile, of the last."""
@@ -236,26 +286,91 @@ def rescale(o, alpha, before, after):
 
 
 @T.macro
-def add_other_total(total, other, mine_s, other_s, exchange, mine_written, other_written):
-    """The row sums of all tiles, from each warpgroup's own."""
-    T.copy(total, mine_s)
-    tell(exchange, mine_written)
-    hear(exchange, other_written, 0)
-    T.copy(other_s, other)
+def even_softmax(mine, p_even, shared, scale):
+    """The even tile's maximum, told; its P, as an operand and, in p_even, told; O decayed to the new maximum."""
+    T.reduce_max(mine.s, mine.m_even, dim=1, clear=True)
     for a in T.Parallel(ROWS):
-        total[a] = total[a] + other[a]
+        mine.m_even[a] = T.max(mine.m_even[a], mine.m[a])
+    T.copy(mine.m_even, shared.max_even)
+    tell(shared.exchange, EVEN_MAX)
+    exponentials(mine.s, mine.m_even, mine.alpha, scale)
+    T.copy(mine.s, mine.p)
+    T.copy(mine.p, p_even)
+    T.fence_proxy_async()
+    tell(shared.exchange, EVEN_P)
+    decay(mine.alpha, mine.m, mine.m_even, scale)
+    rescale(mine.o, mine.alpha, mine.m, mine.m_even)
 
 
 @T.macro
-def write_out(o, total, weight, stage, first, stage_barrier, column, turn, work):
+def odd_softmax(mine, p_odd, shared, parity, scale):
+    """The odd tile's maximum, which the even one's goes into; its P, as an operand and, in p_odd, told; O decayed to the even
+    tile's maximum."""
+    T.reduce_max(mine.s, mine.m_odd, dim=1, clear=True)
+    hear(shared.exchange, EVEN_MAX, parity)
+    T.copy(shared.max_even, mine.m_even)
+    for a in T.Parallel(ROWS):
+        mine.m_odd[a] = T.max(mine.m_odd[a], mine.m_even[a])
+    exponentials(mine.s, mine.m_odd, mine.alpha, scale)
+    T.copy(mine.s, mine.p)
+    T.copy(mine.p, p_odd)
+    T.copy(mine.m_odd, shared.max_odd)
+    T.fence_proxy_async()
+    tell(shared.exchange, ODD_P)
+    decay(mine.alpha, mine.m, mine.m_even, scale)
+    rescale(mine.o, mine.alpha, mine.m, mine.m_even)
+
+
+@T.macro
+def add_weights(mine):
+    """A tile's P into the row sums, decayed by alpha."""
+    T.reduce_sum(mine.s, mine.partial, dim=1)
+    for a in T.Parallel(ROWS):
+        mine.total[a] = mine.total[a] * mine.alpha[a] + mine.partial[a]
+
+
+@T.macro
+def take_odd_maximum(mine, shared, parity, scale):
+    """The even warpgroup's O and sums, decayed from the even tile's maximum to the odd one's."""
+    hear(shared.exchange, ODD_P, parity)
+    T.copy(shared.max_odd, mine.m)
+    decay(mine.alpha, mine.m_even, mine.m, scale)
+    for a in T.Parallel(ROWS):
+        mine.total[a] = mine.total[a] * mine.alpha[a]
+    rescale(mine.o, mine.alpha, mine.m_even, mine.m)
+
+
+@T.macro
+def add_odd_weights(mine, scale):
+    """The odd tile's P into the odd warpgroup's sums, which decay to the even tile's maximum, then to the odd one's: m's."""
+    for a in T.Parallel(ROWS):
+        mine.total[a] = mine.total[a] * mine.alpha[a]
+    decay(mine.alpha, mine.m_even, mine.m_odd, scale)
+    add_weights(mine)
+    T.copy(mine.m_odd, mine.m)
+
+
+@T.macro
+def add_other_total(mine, written, others, exchange, mine_written, other_written):
+    """The row sums of all tiles, from each warpgroup's own, which goes into `written`."""
+    T.copy(mine.total, written)
+    tell(exchange, mine_written)
+    hear(exchange, other_written, 0)
+    T.copy(others, mine.partial)
+    for a in T.Parallel(ROWS):
+        mine.total[a] = mine.total[a] + mine.partial[a]
+
+
+@T.macro
+def write_out(mine, stage, first, stage_barrier, column, turn, work):
     """O / total into out's columns from `column` on, through `stage` from `first` on, so that global stores are whole 16-byte
     rows. Column b of O is the output's (b + turn) % HALF."""
     for a in T.Parallel(ROWS):
-        weight[a] = T.if_then_else(total[a] == 0, 0.0, 1.0 / total[a])  # a NaN in Q stays a NaN
+        mine.partial[a] = T.if_then_else(mine.total[a] == 0, 0.0, 1.0 / mine.total[a])  # a NaN in Q stays a NaN
     for a, b in T.Parallel(ROWS, HALF):
-        o[a, b] *= weight[a]
+        mine.o[a, b] *= mine.partial[a]
     T.sync_threads(stage_barrier, WARPGROUP)  # every warp's products have read `stage`
-    T.copy(o, stage[:, first : first + HALF])
+    T.copy(mine.o, stage[:, first : first + HALF])
     T.sync_threads(stage_barrier, WARPGROUP)
     for a, b in T.Parallel(ROWS, HALF):
         if a < work.rows:
@@ -263,11 +378,11 @@ def write_out(o, total, weight, stage, first, stage_barrier, column, turn, work)
 
 
 @T.macro
-def write_lse(m, total, work):
+def write_lse(mine, work):
     """The natural-log lse of a row, -inf where it saw no key."""
     if work.want_lse != 0:
         for a in T.Parallel(ROWS):
             if a < work.rows:
                 work.lse[work.row + a, work.head] = T.if_then_else(
-                    total[a] == 0, MINUS_INF, (m[a] * work.scale + T.log2(total[a])) * LN2
+                    mine.total[a] == 0, MINUS_INF, (mine.m[a] * work.scale + T.log2(mine.total[a])) * LN2
                 )
