@@ -536,7 +536,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     library, device = load(), torch.device("cuda")
     chosen = [mode for mode in Mode if not options.mode or mode.label in options.mode]
     torch.manual_seed(0)
+    host = report.environment(library, options.commit)
     results: list[ModeResult] = []
+    document: dict[str, Any] | None = None
     failed = False
     with torch.no_grad():
         size = size_31b(chosen[0], layers=options.layers)
@@ -548,14 +550,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except RuntimeError as refusal:  # no incumbent in the library, a refused call: the other modes still count
                 print(f"{mode.label}: {refusal}", file=sys.stderr)
                 failed = True
+            else:
+                document = record(host, size, weights, results, same)
+                if options.out is not None:
+                    report.write(document, options.out)  # after every mode: minutes each, and a run may be cut off
             gc.collect()
             torch.cuda.empty_cache()
-    if not results:
+    if document is None:
         return 2
-    document = record(report.environment(library, options.commit), size, weights, results, same)
     show(document, Console(width=None if sys.stdout.isatty() else 150))
-    if options.out is not None:
-        report.write(document, options.out)
     return 0 if same and not failed else 1
 
 

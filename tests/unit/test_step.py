@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import cast
 
@@ -91,3 +93,27 @@ def test_the_31b_stack_has_the_models_layers_and_bytes() -> None:
     assert kinds[-1] == "global"
     assert size.heads["global"].page_bytes == 64 * 10 * 4 * 640 * 2
     assert step.size_31b(Mode.INCUMBENT).heads["global"].page_bytes == 64 * 10 * 4 * 1024 * 2
+
+
+def test_a_run_that_is_cut_off_keeps_the_modes_that_were_done(
+    weights: step.Weights, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure(size: step.Size, weights: step.Weights, mode: Mode, *rest: object) -> step.ModeResult:
+        if mode is not Mode.INCUMBENT:
+            raise KeyboardInterrupt
+        return step.ModeResult(mode.label, 1, 2)
+
+    for name, value in (
+        ("measure", measure),
+        ("make_weights", lambda *_: weights),
+        ("same_row_ranges", lambda _: True),
+        ("load", SimpleNamespace),
+    ):
+        monkeypatch.setattr(step, name, value)
+    monkeypatch.setattr(step.report, "environment", lambda *_: {"commit": "abc"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    out = tmp_path / "results" / "step.json"
+    with pytest.raises(KeyboardInterrupt):
+        step.main(["--out", str(out)])
+    kept = json.loads(out.read_text(encoding="utf-8"))
+    assert (kept["commit"], [mode["mode"] for mode in kept["modes"]]) == ("abc", ["incumbent"])
