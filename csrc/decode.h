@@ -79,7 +79,7 @@ static inline int prepare(const char *entry, const tilepress_decode_args &args, 
   launch->partial_sums = launch->partial_out + static_cast<int64_t>(launch->max_slots) * launch->group * args.head_dim;
   // A merging CTA of 128 columns has eight lanes of threads, of 32 columns 32: enough for a request's chains at once.
   constexpr int32_t kFewLanes = 8;
-  launch->merge_blocks = args.head_dim / (launch->ctas / args.num_kv_heads > kFewLanes * kChain ? 32 : 128);
+  launch->merge_blocks = args.head_dim / (most_splits(launch->ctas, args.num_kv_heads) > kFewLanes * kChain ? 32 : 128);
   return TILEPRESS_OK;
 }
 

@@ -84,13 +84,16 @@ struct PlanLayout {
   static int64_t round_up(int64_t words) { return (words + 3) / 4 * 4; }
 };
 
-// Bytes of a workspace, all fp32: partial outputs [max_slots, group, head_dim], then [max_slots, group, 2], the base-2 maximum of
-// their scores and the sum of the weights that they hold. -1 where they do not count in 63 bits.
+// Bytes of a workspace, all fp32: partial outputs [max_slots, group, head_dim], then [max_slots, group, 2], the base-2 maximum
+// of their scores and the sum of the weights that they hold. -1 where they do not count in 63 bits.
 static inline int64_t decode_workspace_bytes(int64_t max_slots, int64_t group, int64_t head_dim) {
   int64_t bytes = 0;
   if (__builtin_mul_overflow(max_slots * group, (head_dim + 2) * static_cast<int64_t>(sizeof(float)), &bytes)) return -1;
   return bytes;
 }
+
+// Partials of a KV head at most, where no chunk_tokens says otherwise: one for each of its share of the SMs.
+static inline int64_t most_splits(int32_t sm_count, int32_t num_kv_heads) { return std::max(1, sm_count / num_kv_heads); }
 
 // Partials of each KV head of a request, as equal as whole pages allow. The longest run sets the pace, so as few as leave it no
 // longer; but where that takes nearly all SMs, all of them, which read faster than nearly all. The request's own pages, the
@@ -101,7 +104,7 @@ static inline int64_t splits_of(const tilepress_decode_plan_args &args, int64_t 
     const int64_t longest = args.chunk_tokens / args.page_size;
     return (pages + longest - 1) / longest;
   }
-  const int64_t most = std::max(1, args.sm_count / args.num_kv_heads);
+  const int64_t most = most_splits(args.sm_count, args.num_kv_heads);
   const int64_t longest = std::max<int64_t>((pages + most - 1) / most, 1);
   const int64_t splits = (pages + longest - 1) / longest;
   return longest > 1 && (most - splits) * kIdleShare <= most ? most : splits;
@@ -111,7 +114,7 @@ static inline int64_t splits_of(const tilepress_decode_plan_args &args, int64_t 
 template <typename Args>
 static int64_t declared_slots(const Args &args) {
   if (args.max_slots > 0) return args.max_slots;
-  return static_cast<int64_t>(args.max_batch) * args.num_kv_heads * std::max(1, args.sm_count / args.num_kv_heads);
+  return static_cast<int64_t>(args.max_batch) * args.num_kv_heads * most_splits(args.sm_count, args.num_kv_heads);
 }
 
 // What both entries refuse.

@@ -1,6 +1,6 @@
-"""What the attention kernels share: numbers, the softmax step, and finding a query tile's request.
+"""What the attention kernels share: numbers, finding a query tile's request, a decode's maxima, and looks at a plan.
 
-The functions return TileLang macros, specialised to a kernel's sizes; fragments and arrays are the caller's.
+Fragments and arrays are the caller's.
 """
 
 from collections.abc import Mapping
@@ -70,34 +70,21 @@ def request_finder(page_size: int, spare: int) -> Any:
     return find
 
 
-def softmax_step(columns: int) -> Any:
-    """A macro that turns a tile of masked raw scores into P, and carries a row's maximum and sum along.
+@T.macro
+def move_maximum(m, m_new, alpha, columns, scale):
+    """Where keys lie on M: the columns' maxima of raw scores, m, take in those of one tile more, m_new.
 
-    s: fp32 [ROWS, columns], scores in, exponentials out. p: bf16 of the same. m: the rows' maxima of the raw scores so far.
-    total: the rows' sums so far. alpha: what the output so far is to be multiplied by. m_new, partial: scratch.
-    A row that has seen no key keeps a maximum of -inf; the subtrahend is then 0, so no inf - inf arises.
+    Leaves in alpha what sums and output so far are to be multiplied by, and in m_new what the exponentials subtract. A column
+    that has seen no key keeps a maximum of -inf; the subtrahend is then 0, so no inf - inf arises.
     """
-    minus_inf = -T.infinity(FP32)
-
-    @T.macro
-    def step(s, p, m, m_new, alpha, total, partial, scale):
-        T.reduce_max(s, m_new, dim=1, clear=True)
-        for a in T.Parallel(ROWS):
-            m_new[a] = T.max(m[a], m_new[a])
-        for a in T.Parallel(ROWS):
-            alpha[a] = T.if_then_else(m_new[a] == minus_inf, 1.0, T.exp2((m[a] - m_new[a]) * scale))
-        for a in T.Parallel(ROWS):
-            m[a] = m_new[a]
-        for a in T.Parallel(ROWS):
-            m_new[a] = T.if_then_else(m_new[a] == minus_inf, 0.0, m_new[a] * scale)
-        for a, b in T.Parallel(ROWS, columns):
-            s[a, b] = T.exp2(s[a, b] * scale - m_new[a])
-        T.reduce_sum(s, partial, dim=1)
-        for a in T.Parallel(ROWS):
-            total[a] = total[a] * alpha[a] + partial[a]
-        T.copy(s, p)
-
-    return step
+    for b in T.Parallel(columns):
+        m_new[b] = T.max(m[b], m_new[b])
+    for b in T.Parallel(columns):
+        alpha[b] = T.if_then_else(m_new[b] == -T.infinity(FP32), 1.0, T.exp2((m[b] - m_new[b]) * scale))
+    for b in T.Parallel(columns):
+        m[b] = m_new[b]
+    for b in T.Parallel(columns):
+        m_new[b] = T.if_then_else(m_new[b] == -T.infinity(FP32), 0.0, m_new[b] * scale)
 
 
 # Compiled in front of the text of a kernel that looks at its plan before it may believe it: before it has waited for the kernel

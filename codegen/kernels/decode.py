@@ -200,14 +200,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         # All of a thread's columns at once. It also keeps this reduction's workspace unlike the sum's in size:
                         # of two equal ones, TileLang places either first, and two builds would differ.
                         T.reduce_max(s, m_new, dim=0, clear=True, batch=columns // 4)
-                        for b in T.Parallel(columns):
-                            m_new[b] = T.max(m[b], m_new[b])
-                        for b in T.Parallel(columns):
-                            alpha[b] = T.if_then_else(m_new[b] == minus_inf, 1.0, T.exp2((m[b] - m_new[b]) * scale))
-                        for b in T.Parallel(columns):
-                            m[b] = m_new[b]
-                        for b in T.Parallel(columns):
-                            m_new[b] = T.if_then_else(m_new[b] == minus_inf, 0.0, m_new[b] * scale)
+                        common.move_maximum(m, m_new, alpha, columns, scale)
                         for a, b in T.Parallel(page_size, columns):
                             s[a, b] = T.exp2(s[a, b] * scale - m_new[b])
                         for a, b in T.Parallel(page_size, columns):

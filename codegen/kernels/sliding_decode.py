@@ -22,13 +22,12 @@ Shared memory: a ring of [64, 256] tiles, a round's K, then its V: three of 32 K
 next call's loads run beside this one's end; six where the parts of a larger group leave no room for two CTAs anyway. Q, P of a
 round, four parts to send and six received.
 
-Barriers count threads. full[stage] counts the copies' bytes and the loading warp;
-empty[stage] the 128 threads that have read it. q_full and q_empty likewise; with Q the loading warp hands over the item: its
-tiles, whether another follows. part_full of a merging CTA counts the bytes of five parts and their five arrivals, and for its
-own part, which the computing threads write in place, an arrival of each of them; part_empty, in every CTA, one arrival of each
-merging warp: the parts are read, so they may be sent, and what they were sent from overwritten, again. Of the last item nobody
-asks that. A CTA leaves when the parts that it sent have been read: the cluster meets, a merging warp as soon as it has the last
-ones.
+Barriers count threads. full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read
+it. q_full and q_empty likewise; with Q the loading warp hands over the item: its tiles, whether another follows. part_full of a
+merging CTA counts the bytes of five parts and their five arrivals, and for its own part, which the computing threads write in
+place, an arrival of each of them; part_empty, in every CTA, one arrival of each merging warp: the parts are read, so they may
+be sent, and what they were sent from overwritten, again. Of the last item nobody asks that. A CTA leaves when the parts that it
+sent have been read: the cluster meets, a merging warp as soon as it has the last ones.
 
 Keys: one tile is one page, copied from the pool seen as [pool_tiles, 64, KV heads, 256]. The box of the last page starts
 64 - last rows early, that of the first page at its first visible row: the copy engine clips, and zeroes, the rows outside the
@@ -42,37 +41,19 @@ import tilelang.language as T
 
 from codegen.kernels import common
 from codegen.kernels.common import BF16, FP32, INT32, LN2, LOG2E, WARP, WARPGROUP
+from codegen.kernels.decode import HEADER_BATCH, REQUEST_WORDS
 from codegen.lowered import Request
 from codegen.status import BAD_PAGE_ID
 
 PASS_CONFIGS = common.PASS_CONFIGS
 
-# Words of a request of the plan, and where the header holds the batch; csrc/decode_plan.h has the same.
-REQUEST_WORDS = 8
-FIRST_PAGE, PAGES, LAST_LEN, HIDDEN = range(2, 6)
-HEADER_BATCH = 1
+FIRST_PAGE, PAGES, LAST_LEN, HIDDEN = range(2, 6)  # words of a request of the plan; csrc/decode_plan.h has the same
 
 CLUSTER = 6  # CTAs of an item
 MERGING = 4  # of them merge
 ROUND = 3  # pages of a CTA whose scores it computes before one softmax
 COLUMNS = 8  # query heads of a group, padded
 HANDED_WORDS = 2  # of an item, from the loading warp to the computing ones
-
-# Compiled in front of TileLang's text.
-PRELUDE = r"""
-#include <tl_templates/cuda/common.h>
-
-namespace tl {
-
-// Every thread of the warp arrives at a barrier. An arrival does not tell the compiler that it orders memory; __syncwarp does.
-template <typename Barrier>
-TL_DEVICE void arrive_warp(Barrier &barrier) {
-  __syncwarp();
-  barrier.arrive();
-}
-
-}  // namespace tl
-"""
 
 
 def build(request: Request) -> Any:
@@ -84,9 +65,11 @@ def build(request: Request) -> Any:
     return kernel(request.head_dim, request.page_size, request.group).with_attr("global_symbol", request.name)
 
 
-def arrive(barrier: Any) -> Any:
-    """Every thread of the warp arrives."""
-    return T.evaluate(T.call_extern("handle", "tl::arrive_warp", barrier))
+@T.macro
+def arrive(barrier, index):
+    """Every thread of the warp arrives. An arrival does not tell the compiler that it orders memory; the sync does."""
+    T.sync_warp()
+    T.barrier_arrive(barrier[index])
 
 
 def kernel(head_dim: int, page_size: int, group: int) -> Any:
@@ -125,7 +108,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
             T.min(resident_clusters, max_batch * num_kv_heads) * CLUSTER,
             threads=WARPGROUP + WARP + mergers * WARP,
             cluster_dims=(CLUSTER, 1, 1),
-            prelude=PRELUDE + common.NEAR,
+            prelude=common.NEAR,
         ) as cta:
             ring = T.alloc_shared([stages, page_size, head_dim], BF16)
             q_s = T.alloc_shared([COLUMNS, head_dim], BF16)
@@ -191,11 +174,11 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                 end[t] = visible[(used + t) % stages, 1]
                                 if t > 0:  # a tile of V may take the place of the one before
                                     T.wait_wgmma(1)
-                                    arrive(empty[(used + t - 1) % stages])
+                                    arrive(empty, (used + t - 1) % stages)
                         T.wait_wgmma(0)
-                        arrive(empty[(used + T.min(left, ROUND) - 1) % stages])
+                        arrive(empty, (used + T.min(left, ROUND) - 1) % stages)
                         if left <= ROUND:
-                            arrive(q_empty[0])
+                            arrive(q_empty, 0)
                         for t in list(range(ROUND)):
                             if begin[t] > 0 or end[t] < page_size:
                                 for a, b in T.Parallel(page_size, COLUMNS):
@@ -209,14 +192,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                         # Two columns at once. It also keeps this reduction's workspace unlike the sum's in size: of two equal
                         # ones, TileLang places either first, and two builds would differ.
                         T.reduce_max(highest, m_new, dim=0, clear=True, batch=2)
-                        for b in T.Parallel(COLUMNS):
-                            m_new[b] = T.max(m[b], m_new[b])
-                        for b in T.Parallel(COLUMNS):
-                            alpha[b] = T.if_then_else(m_new[b] == minus_inf, 1.0, T.exp2((m[b] - m_new[b]) * scale))
-                        for b in T.Parallel(COLUMNS):
-                            m[b] = m_new[b]
-                        for b in T.Parallel(COLUMNS):
-                            m_new[b] = T.if_then_else(m_new[b] == minus_inf, 0.0, m_new[b] * scale)
+                        common.move_maximum(m, m_new, alpha, COLUMNS, scale)
                         for t in list(range(ROUND)):
                             for a, b in T.Parallel(page_size, COLUMNS):
                                 s[t][a, b] = T.exp2(s[t][a, b] * scale - m_new[b])
@@ -247,10 +223,10 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                         T.wait_wgmma(0)
                         for t in list(range(ROUND)):
                             if t < left:
-                                arrive(empty[(used + t) % stages])
+                                arrive(empty, (used + t) % stages)
                         used = used + T.min(left, ROUND)
                     if tiles <= 0:
-                        arrive(q_empty[0])
+                        arrive(q_empty, 0)
                     T.barrier_wait(part_empty[0], (i & 1) ^ 1)
                     T.sync_warp()
                     for d, b in T.Parallel(head_dim, COLUMNS):
@@ -271,7 +247,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                 if k != rank:
                                     T.copy_cluster(parts[k, :], parts[received, :], dst_block=k, remote_barrier=part_full[0])
                         if rank < MERGING:  # its own part lies where it is merged
-                            arrive(part_full[0])
+                            arrive(part_full, 0)
                     i = i + 1
                 T.cluster_arrive_relaxed()
                 T.cluster_wait()
@@ -359,7 +335,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                     barrier=q_full[0],
                                     leader_scope_threads=WARP,
                                 )
-                                arrive(q_full[0])
+                                arrive(q_full, 0)
                                 asked = 1
                             if u < 2 * here:
                                 if index // WARP != held:
@@ -397,7 +373,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                     leader_scope_threads=WARP,
                                     eviction_policy="evict_first",
                                 )
-                                arrive(full[filled % stages])
+                                arrive(full, filled % stages)
                                 filled = filled + 1
                     item = item + clusters
                     request = item // num_kv_heads
