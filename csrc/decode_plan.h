@@ -95,11 +95,11 @@ static inline int64_t decode_workspace_bytes(int64_t max_slots, int64_t group, i
 // Partials of a KV head at most, where no chunk_tokens says otherwise: one for each of its share of the SMs.
 static inline int64_t most_splits(int32_t sm_count, int32_t num_kv_heads) { return std::max(1, sm_count / num_kv_heads); }
 
-// Partials of each KV head of a request, as equal as whole pages allow. The longest run sets the pace, so as few as leave it no
-// longer; but where that takes nearly all SMs, all of them, which read faster than nearly all. The request's own pages, the
-// head count and the SM count decide, nothing else of the batch: that is what makes a request's bits its own.
+// Partials of each KV head of a request, as equal as whole pages allow: one for each of the head's share of the SMs. But where
+// fewer than two thirds of those would leave no run longer, as few as that: in a batch the others cost more than they bring a
+// request alone. The request's own pages, the head count and the SM count decide, nothing else of the batch: that is what makes
+// a request's bits its own.
 static inline int64_t splits_of(const tilepress_decode_plan_args &args, int64_t pages) {
-  constexpr int64_t kIdleShare = 16;  // nearly all: at most one in so many is left idle
   if (args.chunk_tokens > 0) {
     const int64_t longest = args.chunk_tokens / args.page_size;
     return (pages + longest - 1) / longest;
@@ -107,7 +107,7 @@ static inline int64_t splits_of(const tilepress_decode_plan_args &args, int64_t 
   const int64_t most = most_splits(args.sm_count, args.num_kv_heads);
   const int64_t longest = std::max<int64_t>((pages + most - 1) / most, 1);
   const int64_t splits = (pages + longest - 1) / longest;
-  return longest > 1 && (most - splits) * kIdleShare <= most ? most : splits;
+  return longest > 1 && 3 * splits >= 2 * most ? most : splits;
 }
 
 // The declared maximum of slots, or the most that max_batch requests can need under the rule.

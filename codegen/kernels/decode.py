@@ -12,8 +12,9 @@ on the same numbers, none of which a compiler may contract. So a batch, which ha
 partials, and the bits are the same.
 
 Both are launched while the kernel before them on the stream still runs, and wait for it before they use what is in memory; the
-plan's first item and its page ids come near before that. They let the next one start only after their own wait: what waits for
-one of them waits for all that came before it too, and the merge may read the plan before it waits for the partials.
+plan's first item and its page ids come near before that. The partial kernel lets the merge start after its own wait, so that
+the merge may read the plan before it waits for the partials; the merge lets the next one start at once. What waits for the
+merge waits for all that came before it too, since the merge ends after its own wait.
 
 Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64nNk16 with N the group (8 at least): the group pads nothing, and the
 score of a key sits in the row that the key occupies.
@@ -442,13 +443,13 @@ def merge(head_dim: int) -> Any:
             vector = tx - lane * width
             head = kv_head * group + in_group
             row = request + row_offset
+            T.pdl_trigger()
             # The partial kernel lets this one start after its own wait, and so after whatever wrote the plan.
             batch = plan_header[HEADER_BATCH]
             splits = plan_requests[request, SPLITS]
             first = plan_requests[request, FIRST_SLOT]
             chained = plan_requests[request, CHAINED]
             T.pdl_sync()
-            T.pdl_trigger()
             if request < batch and row >= 0 and row < q_rows:
                 first = T.max(T.min(first + kv_head * splits, max_slots), 0)
                 splits = T.max(T.min(splits, max_slots - first), 0)
