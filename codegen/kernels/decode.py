@@ -21,9 +21,9 @@ score of a key sits in the row that the key occupies.
 
 Warp roles, 160 threads: warpgroup 0 computes; one warp loads, and reads the plan for both.
 
-Shared memory: a ring of tiles. Split: 192 KB of [64, head_dim], K and V of a page by turns. Folded: two stages of
-[64, 640], one tile serving both products, 160 KB. Q of two items where that fits, else of one. Two P tiles, so that a tile's
-P is written while the last one's product may still read.
+Shared memory: a ring of tiles. Split: 192 KB of [64, head_dim], K and V by turns, V a page behind: when an item's last V comes,
+its weights are there. Folded: two stages of [64, 640], one tile serving both products, 160 KB. Q of two items where that fits,
+else of one. Two P tiles, so that a tile's P is written while the last one's is still to be read.
 
 Barriers: full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read it. q_full
 and q_empty likewise, by item parity; with Q the loading warp hands over the item: its tiles, its slot, whether another follows.
@@ -85,6 +85,47 @@ def fetch(source, target, full, stage, follows):
     else:
         T.tma_copy(source, target, barrier=full[stage], eviction_policy="evict_first")
     T.barrier_arrive(full[stage])
+
+
+@T.macro
+def score(ring, stage, q_s, buffer, s, chunks):
+    """S^T = K Q^T. chunks: (columns of Q from, to, column of the tile from), whose products add up to the scores."""
+    for chunk, (q_from, q_to, k_from) in enumerate(chunks):
+        T.wgmma_gemm(
+            ring[stage, :, k_from : k_from + q_to - q_from],
+            q_s[buffer, :, q_from:q_to],
+            s,
+            transpose_B=True,
+            clear_accum=chunk == 0,
+        )
+    T.wait_wgmma(0)
+
+
+@T.macro
+def weigh(s, mask, m, m_new, alpha, sums, p_s, buffer, scale, page_size, columns):
+    """A tile's scores to weights: P into p_s[buffer], the weights into their sums, and into alpha what the values so far are to
+    be multiplied by. Keys below `mask` do not count."""
+    if mask > 0:
+        for a, b in T.Parallel(page_size, columns):
+            s[a, b] = T.if_then_else(a >= mask, s[a, b], -T.infinity(FP32))
+    # All of a thread's columns at once. It also keeps this reduction's workspace unlike the sum's in size: of two equal ones,
+    # TileLang places either first, and two builds would differ.
+    T.reduce_max(s, m_new, dim=0, clear=True, batch=columns // 4)
+    common.move_maximum(m, m_new, alpha, columns, scale)
+    for a, b in T.Parallel(page_size, columns):
+        s[a, b] = T.exp2(s[a, b] * scale - m_new[b])
+    for a, b in T.Parallel(page_size, columns):
+        p_s[buffer, b, a] = s[a, b]
+    T.fence_proxy_async()
+    for a, b in T.Parallel(page_size, columns):
+        sums[a, b] = sums[a, b] * alpha[b] + s[a, b]
+
+
+@T.macro
+def add_values(values, p, o):
+    """O^T += V^T P^T."""
+    T.wgmma_gemm(values, p, o, transpose_A=True, transpose_B=True)
+    T.wait_wgmma(0)
 
 
 def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
@@ -179,53 +220,45 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     tiles = handed[i % q_stages, 0]
                     slot = handed[i % q_stages, 1]
                     follows = handed[i % q_stages, 2]
-                    for t in T.serial(tiles):
-                        T.barrier_wait(full[used % stages], (used // stages) & 1)
-                        T.sync_warp()
-                        mask = hidden[used % stages]
-                        for chunk, (q_from, q_to, k_from) in enumerate(score_chunks):
-                            T.wgmma_gemm(
-                                ring[used % stages, :, k_from : k_from + q_to - q_from],
-                                q_s[i % q_stages, :, q_from:q_to],
-                                s,
-                                transpose_B=True,
-                                clear_accum=chunk == 0,
-                            )
-                        T.wait_wgmma(0)
-                        if not folded:
+                    if folded:
+                        for t in T.serial(tiles):
+                            T.barrier_wait(full[used % stages], (used // stages) & 1)
+                            T.sync_warp()
+                            mask = hidden[used % stages]
+                            score(ring, used % stages, q_s, i % q_stages, s, score_chunks)
+                            weigh(s, mask, m, m_new, alpha, sums, p_s, t % 2, scale, page_size, columns)
+                            for d, b in T.Parallel(head_dim, columns):
+                                o[d, b] *= alpha[b]
+                            T.sync_threads(3, WARPGROUP)
+                            add_values(ring[used % stages, :, value_at : value_at + head_dim], p_s[t % 2, :, :], o)
                             T.barrier_arrive(empty[used % stages])
                             used = used + 1
-                        if mask > 0:
-                            for a, b in T.Parallel(page_size, columns):
-                                s[a, b] = T.if_then_else(a >= mask, s[a, b], minus_inf)
-                        # All of a thread's columns at once. It also keeps this reduction's workspace unlike the sum's in size:
-                        # of two equal ones, TileLang places either first, and two builds would differ.
-                        T.reduce_max(s, m_new, dim=0, clear=True, batch=columns // 4)
-                        common.move_maximum(m, m_new, alpha, columns, scale)
-                        for a, b in T.Parallel(page_size, columns):
-                            s[a, b] = T.exp2(s[a, b] * scale - m_new[b])
-                        for a, b in T.Parallel(page_size, columns):
-                            p_s[t % 2, b, a] = s[a, b]
-                        T.fence_proxy_async()
-                        for a, b in T.Parallel(page_size, columns):
-                            sums[a, b] = sums[a, b] * alpha[b] + s[a, b]
-                        for d, b in T.Parallel(head_dim, columns):
-                            o[d, b] *= alpha[b]
-                        T.sync_threads(3, WARPGROUP)
-                        if not folded:
+                        T.barrier_arrive(q_empty[i % q_stages])
+                        T.reduce_sum(sums, total, dim=0, clear=True)
+                    else:
+                        for t in T.serial(tiles):
                             T.barrier_wait(full[used % stages], (used // stages) & 1)
-                        T.wgmma_gemm(
-                            ring[used % stages, :, value_at : value_at + head_dim],
-                            p_s[t % 2, :, :],
-                            o,
-                            transpose_A=True,
-                            transpose_B=True,
-                        )
-                        T.wait_wgmma(0)
-                        T.barrier_arrive(empty[used % stages])
-                        used = used + 1
-                    T.barrier_arrive(q_empty[i % q_stages])
-                    T.reduce_sum(sums, total, dim=0, clear=True)
+                            T.sync_warp()
+                            mask = hidden[used % stages]
+                            score(ring, used % stages, q_s, i % q_stages, s, score_chunks)
+                            T.barrier_arrive(empty[used % stages])
+                            used = used + 1
+                            weigh(s, mask, m, m_new, alpha, sums, p_s, t % 2, scale, page_size, columns)
+                            T.sync_threads(3, WARPGROUP)
+                            if t > 0:
+                                T.barrier_wait(full[used % stages], (used // stages) & 1)
+                                add_values(ring[used % stages, :, :], p_s[(t - 1) % 2, :, :], o)
+                                T.barrier_arrive(empty[used % stages])
+                                used = used + 1
+                            for d, b in T.Parallel(head_dim, columns):
+                                o[d, b] *= alpha[b]
+                        T.barrier_arrive(q_empty[i % q_stages])
+                        T.reduce_sum(sums, total, dim=0, clear=True)
+                        if tiles > 0:
+                            T.barrier_wait(full[used % stages], (used // stages) & 1)
+                            add_values(ring[used % stages, :, :], p_s[(tiles - 1) % 2, :, :], o)
+                            T.barrier_arrive(empty[used % stages])
+                            used = used + 1
                     for b in T.Parallel(columns):
                         m[b] *= scale
                     if carried != 0 or slot == CARRIED:
@@ -273,6 +306,8 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                 page = T.alloc_var(INT32)
                 tile = T.alloc_var(INT32)
                 start = T.alloc_var(INT32)
+                values_tile = T.alloc_var(INT32)  # of the page before
+                values_start = T.alloc_var(INT32)
                 ids = T.alloc_var(INT32)  # this lane's of the next 32 page ids
                 filled = 0
                 item = cta
@@ -332,15 +367,28 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         )
                         filled = filled + 1
                         if not folded:
-                            T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
-                            fetch(
-                                pool[tile + 1, start : start + page_size, kv_head, :],
-                                ring[filled % stages, :, :],
-                                full,
-                                filled % stages,
-                                follows,
-                            )
-                            filled = filled + 1
+                            if t > 0:
+                                T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
+                                fetch(
+                                    pool[values_tile, values_start : values_start + page_size, kv_head, :],
+                                    ring[filled % stages, :, :],
+                                    full,
+                                    filled % stages,
+                                    follows,
+                                )
+                                filled = filled + 1
+                            values_tile = tile + 1
+                            values_start = start
+                    if not folded and tiles > 0:
+                        T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
+                        fetch(
+                            pool[values_tile, values_start : values_start + page_size, kv_head, :],
+                            ring[filled % stages, :, :],
+                            full,
+                            filled % stages,
+                            follows,
+                        )
+                        filled = filled + 1
                     i = i + 1
 
     return kernel
