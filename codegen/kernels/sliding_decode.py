@@ -18,9 +18,9 @@ that the key occupies.
 Warp roles: warpgroup 0 computes; one warp loads, and reads the plan for both; a warp for every two heads of the group merges,
 so that the others go on with the next item.
 
-Shared memory: a ring of [64, 256] tiles, a round's K, then its V: three of 32 KB, so that two CTAs fit a multiprocessor and the
-next call's loads run beside this one's end; six where the parts of a larger group leave no room for two CTAs anyway. Q, P of a
-round, four parts to send and six received.
+Shared memory: stages of [64, 256], 32 KB. Three, one for each page of a round, for its K and then its V, so that two CTAs fit a
+multiprocessor and the next call's loads run beside this one's end; six where the parts of a larger group leave no room for two
+CTAs anyway: K and V have each their own. Q, P of a round, four parts to send and six received.
 
 Barriers count threads. full[stage] counts the copies' bytes and the loading warp; empty[stage] the 128 threads that have read
 it. q_full and q_empty likewise; with Q the loading warp hands over the item: its tiles, whether another follows. part_full of a
@@ -54,6 +54,7 @@ CLUSTER = 6  # CTAs of an item
 MERGING = 4  # of them merge
 ROUND = 3  # pages of a CTA whose scores it computes before one softmax
 COLUMNS = 8  # query heads of a group, padded
+HELD = WARP // ROUND * ROUND  # page ids that the loading warp holds, whole rounds of them
 HANDED_WORDS = 2  # of an item, from the loading warp to the computing ones
 
 
@@ -73,11 +74,33 @@ def arrive(barrier, index):
     T.barrier_arrive(barrier[index])
 
 
+@T.macro
+def fetch(pool, tile, start, kv_head, ring, stage, full, page_size):
+    """One warp's copy of a tile into its stage."""
+    T.tma_copy(
+        pool[tile, start : start + page_size, kv_head, :],
+        ring[stage, :, :],
+        barrier=full[stage],
+        leader_scope_threads=WARP,
+        eviction_policy="evict_first",
+    )
+    arrive(full, stage)
+
+
+@T.macro
+def fetch_q(q, row, head, q_s, q_full):
+    """One warp's copy of an item's queries."""
+    T.tma_copy(q[row, head : head + COLUMNS, :], q_s[:, :], barrier=q_full[0], leader_scope_threads=WARP)
+    arrive(q_full, 0)
+
+
 def kernel(head_dim: int, page_size: int, group: int) -> Any:
     """The kernel's prim_func."""
     quarter = head_dim // MERGING
     stages = 3 if group <= 2 else 6  # of 32 KB: two CTAs a multiprocessor, or what one has room for
     mergers = group // 2  # warps, two heads each
+    values = stages - ROUND  # the stage of a round's first tile of V, where that of K is 0
+    shared = values == 0
     part = group * quarter + COLUMNS  # floats of a part: output columns, then the lse of each head
     q_rows, num_kv_heads, pool_tiles = T.dynamic("q_rows"), T.dynamic("num_kv_heads"), T.dynamic("pool_tiles")
     num_page_ids, max_batch = T.dynamic("num_page_ids"), T.dynamic("max_batch")
@@ -132,7 +155,9 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
             item = T.alloc_var(INT32)
             items = T.alloc_var(INT32)
             more = T.alloc_var(INT32)
+            turns = T.alloc_var(INT32)  # bit t: whether the rounds with a page t so far are odd in number
             i = 0
+            turns = 0
             item = cta // CLUSTER
             more = 1
             if tx < WARPGROUP:
@@ -146,12 +171,10 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 alpha = T.alloc_fragment([COLUMNS], FP32)
                 total = T.alloc_fragment([COLUMNS], FP32)
                 scale = sm_scale * LOG2E
-                used = T.alloc_var(INT32)  # stages consumed so far
                 tiles = T.alloc_var(INT32)
                 left = T.alloc_var(INT32)
                 begin = T.alloc_local([ROUND], INT32)
                 end = T.alloc_local([ROUND], INT32)
-                used = 0
                 while more != 0:
                     T.fill(o, 0)
                     T.fill(total, 0)
@@ -167,25 +190,22 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                             end[t] = 0
                         for t in list(range(ROUND)):  # a list: unrolled while tracing, since s is one of Python's
                             if t < left:
-                                T.barrier_wait(full[(used + t) % stages], ((used + t) // stages) & 1)
+                                T.barrier_wait(full[t], 0 if shared else (turns >> t) & 1)
                                 T.sync_warp()
-                                T.wgmma_gemm(
-                                    ring[(used + t) % stages, :, :], q_s[:, :], s[t], transpose_B=True, clear_accum=True
-                                )
-                                begin[t] = visible[(used + t) % stages, 0]
-                                end[t] = visible[(used + t) % stages, 1]
+                                T.wgmma_gemm(ring[t, :, :], q_s[:, :], s[t], transpose_B=True, clear_accum=True)
+                                begin[t] = visible[t, 0]
+                                end[t] = visible[t, 1]
                                 if t > 0:  # a tile of V may take the place of the one before
                                     T.wait_wgmma(1)
-                                    arrive(empty, (used + t - 1) % stages)
+                                    arrive(empty, t - 1)
                         T.wait_wgmma(0)
-                        arrive(empty, (used + T.min(left, ROUND) - 1) % stages)
+                        arrive(empty, T.min(left, ROUND) - 1)
                         if left <= ROUND:
                             arrive(q_empty, 0)
                         for t in list(range(ROUND)):
                             if begin[t] > 0 or end[t] < page_size:
                                 for a, b in T.Parallel(page_size, COLUMNS):
                                     s[t][a, b] = T.if_then_else(T.And(a >= begin[t], a < end[t]), s[t][a, b], minus_inf)
-                        used = used + T.min(left, ROUND)
                         for a, b in T.Parallel(page_size, COLUMNS):
                             highest[a, b] = s[0][a, b]
                         for t in list(range(1, ROUND)):
@@ -214,9 +234,9 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                             total[b] = total[b] * alpha[b] + partial[b]
                         for t in list(range(ROUND)):
                             if t < left:
-                                T.barrier_wait(full[(used + t) % stages], ((used + t) // stages) & 1)
+                                T.barrier_wait(full[values + t], 1 if shared else (turns >> t) & 1)
                                 T.wgmma_gemm(
-                                    ring[(used + t) % stages, :, :],
+                                    ring[values + t, :, :],
                                     p_s[:, t * page_size : (t + 1) * page_size],
                                     o,
                                     transpose_A=True,
@@ -225,8 +245,8 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                         T.wait_wgmma(0)
                         for t in list(range(ROUND)):
                             if t < left:
-                                arrive(empty, (used + t) % stages)
-                        used = used + T.min(left, ROUND)
+                                arrive(empty, values + t)
+                        turns = turns ^ ((1 << T.min(left, ROUND)) - 1)
                     if tiles <= 0:
                         arrive(q_empty, 0)
                     T.barrier_wait(part_empty[0], (i & 1) ^ 1)
@@ -259,7 +279,6 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 lane = tx - WARPGROUP
                 words = T.alloc_local([REQUEST_WORDS], INT32)
                 waited = T.alloc_var(INT32)
-                filled = T.alloc_var(INT32)  # stages filled so far
                 request = T.alloc_var(INT32)
                 kv_head = T.alloc_var(INT32)
                 first = T.alloc_var(INT32)  # of this CTA, in the page ids
@@ -268,19 +287,17 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 older = T.alloc_var(INT32)  # keys of the first page that the window has left behind
                 mine = T.alloc_var(INT32)  # pages of this CTA
                 here = T.alloc_var(INT32)  # of those in this round
-                at = T.alloc_var(INT32)  # the page's place among the visible ones
-                index = T.alloc_var(INT32)  # of this CTA's pages
+                at = T.alloc_var(INT32)
                 page = T.alloc_var(INT32)
-                tile = T.alloc_var(INT32)
-                start = T.alloc_var(INT32)
-                begin = T.alloc_var(INT32)
-                end = T.alloc_var(INT32)
-                ids = T.alloc_var(INT32)  # this lane's of 32 page ids of the CTA
-                held = T.alloc_var(INT32)  # which 32 those are
+                tile = T.alloc_local([ROUND], INT32)
+                start = T.alloc_local([ROUND], INT32)
+                begin = T.alloc_local([ROUND], INT32)
+                end = T.alloc_local([ROUND], INT32)
+                ids = T.alloc_var(INT32)  # this lane's of HELD page ids of the CTA
+                held = T.alloc_var(INT32)  # which HELD those are
                 guess = T.alloc_var(INT32)  # of `first`, until the plan may be believed
                 asked = T.alloc_var(INT32)  # whether q has been asked for
                 waited = 0
-                filled = 0
                 request = item // num_kv_heads
                 if early != 0:
                     T.pdl_trigger()
@@ -324,61 +341,63 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                     T.sync_warp()
                     for r in T.serial(T.ceildiv(T.max(mine, 1), ROUND)):
                         here = T.min(mine - r * ROUND, ROUND)
-                        for u in T.serial(2 * T.max(here, 0) + 1):  # the round's K, then its V; then what is left to do
-                            index = r * ROUND + T.if_then_else(u < here, u, u - here)
-                            at = rank + index * CLUSTER
-                            # What q must be asked for before: the newest page, and a tile for which the ring has no room until
-                            # the first ones have met q.
-                            if waited == 0 and (at == pages - 1 or u >= stages or u == 2 * here or mine <= 0):
+                        if r * ROUND // HELD != held:
+                            held = r * ROUND // HELD
+                            ids = -1
+                            at = first + (held * HELD + lane) * CLUSTER
+                            if at >= 0 and at < num_page_ids:
+                                ids = page_ids[at]
+                        if asked == 0 and waited != 0:
+                            fetch_q(q, request + row_offset, kv_head * group, q_s, q_full)
+                            asked = 1
+                        # Where the round's pages lie, all at once: between the copies it would hold them up.
+                        for t in list(range(ROUND)):
+                            at = rank + (r * ROUND + t) * CLUSTER
+                            page = T.shfl_sync(ids, (r * ROUND + t) % HELD)
+                            tile[t] = page * page_tiles + layer_tile
+                            # Rows of the page from `start` on lie in the tile; those of them in [begin, end) count.
+                            start[t] = T.if_then_else(at == 0, older, 0)
+                            begin[t] = 0
+                            end[t] = page_size - start[t]
+                            if at == pages - 1:
+                                begin[t] = page_size - last_len + start[t]
+                                end[t] = page_size
+                                start[t] = last_len - page_size
+                            if page < 0 or page >= num_pages:
+                                tile[t] = pool_tiles
+                                begin[t] = page_size
+                                if t < here and want_status != 0 and lane == 0:
+                                    T.atomic_or(status[0], BAD_PAGE_ID)
+                        for t in list(range(ROUND)):
+                            if t < here:
+                                if waited == 0 and rank + (r * ROUND + t) * CLUSTER == pages - 1:
+                                    T.pdl_sync()
+                                    waited = 1
+                                T.barrier_wait(empty[t], (0 if shared else (turns >> t) & 1) ^ 1)
+                                if lane == 0:
+                                    visible[t, 0] = begin[t]
+                                    visible[t, 1] = end[t]
+                                T.sync_warp()
+                                fetch(pool, tile[t], start[t], kv_head, ring, t, full, page_size)
+                        if shared:  # V finds room where K has met q
+                            if waited == 0:
                                 T.pdl_sync()
                                 waited = 1
-                            if asked == 0 and waited != 0:
-                                T.tma_copy(
-                                    q[request + row_offset, kv_head * group : kv_head * group + COLUMNS, :],
-                                    q_s[:, :],
-                                    barrier=q_full[0],
-                                    leader_scope_threads=WARP,
-                                )
-                                arrive(q_full, 0)
+                        if asked == 0 and waited != 0:
+                            fetch_q(q, request + row_offset, kv_head * group, q_s, q_full)
+                            asked = 1
+                        for t in list(range(ROUND)):
+                            if t < here:
+                                T.barrier_wait(empty[values + t], (1 if shared else (turns >> t) & 1) ^ 1)
+                                fetch(pool, tile[t] + 1, start[t], kv_head, ring, values + t, full, page_size)
+                        if not shared:
+                            if waited == 0:
+                                T.pdl_sync()
+                                waited = 1
+                            if asked == 0:
+                                fetch_q(q, request + row_offset, kv_head * group, q_s, q_full)
                                 asked = 1
-                            if u < 2 * here:
-                                if index // WARP != held:
-                                    held = index // WARP
-                                    ids = -1
-                                    if (
-                                        first + (index // WARP * WARP + lane) * CLUSTER >= 0
-                                        and first + (index // WARP * WARP + lane) * CLUSTER < num_page_ids
-                                    ):
-                                        ids = page_ids[first + (index // WARP * WARP + lane) * CLUSTER]
-                                page = T.shfl_sync(ids, index % WARP)
-                                tile = page * page_tiles + layer_tile + T.if_then_else(u < here, 0, 1)
-                                # Rows of the page from `start` on lie in the tile; those of them in [begin, end) count.
-                                start = T.if_then_else(at == 0, older, 0)
-                                begin = 0
-                                end = page_size - start
-                                if at == pages - 1:
-                                    begin = page_size - last_len + start
-                                    end = page_size
-                                    start = last_len - page_size
-                                if page < 0 or page >= num_pages:
-                                    tile = pool_tiles
-                                    begin = page_size
-                                    if want_status != 0 and lane == 0:
-                                        T.atomic_or(status[0], BAD_PAGE_ID)
-                                T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
-                                if lane == 0:
-                                    visible[filled % stages, 0] = begin
-                                    visible[filled % stages, 1] = end
-                                T.sync_warp()
-                                T.tma_copy(
-                                    pool[tile, start : start + page_size, kv_head, :],
-                                    ring[filled % stages, :, :],
-                                    barrier=full[filled % stages],
-                                    leader_scope_threads=WARP,
-                                    eviction_policy="evict_first",
-                                )
-                                arrive(full, filled % stages)
-                                filled = filled + 1
+                        turns = turns ^ ((1 << T.max(here, 0)) - 1)
                     item = item + clusters
                     request = item // num_kv_heads
                     i = i + 1
