@@ -130,8 +130,13 @@ def test_pages_past_the_context_are_not_visited(planner: Planner) -> None:
 
 # Splits: 9 visible pages, boundaries at floor(i * 9 / splits).
 SPLITS: dict[str, tuple[dict[str, int], list[tuple[int, int, int, int]]]] = {
-    # Three pages at most, as a run of four would have; three take no more: 0, 3, 6, 9. First page, tiles, hidden, last_len.
-    "four multiprocessors": ({"sm_count": 4}, [(7, 3, 40, 64), (10, 3, 0, 64), (13, 3, 0, 40)]),
+    # Three would leave no run longer, but that is three quarters: 0, 2, 4, 6, 9. First page, tiles, hidden, last_len.
+    "four multiprocessors": ({"sm_count": 4}, [(7, 2, 40, 64), (9, 2, 0, 64), (11, 2, 0, 64), (13, 3, 0, 40)]),
+    # Five leave no run longer than eight would, and that is under two thirds: 0, 1, 3, 5, 7, 9.
+    "eight multiprocessors": (
+        {"sm_count": 8},
+        [(7, 1, 40, 64), (8, 2, 0, 64), (10, 2, 0, 64), (12, 2, 0, 64), (14, 2, 0, 40)],
+    ),
     # As many partials as there are pages, whatever the context.
     "more multiprocessors than pages": (
         {"sm_count": 132},
@@ -168,7 +173,7 @@ def test_a_request_is_split_as_if_it_were_alone(planner: Planner) -> None:
         found = [item for item in together if item[REQUEST] == request]
         columns = (KV_HEAD, FIRST_PAGE, TILES, LAST_LEN, HIDDEN)
         assert [[item[c] for c in columns] for item in found] == [[item[c] for c in columns] for item in alone]
-    assert [sum(item[REQUEST] == request for item in together) for request in range(4)] == [3, 0, 3, 3]
+    assert [sum(item[REQUEST] == request for item in together) for request in range(4)] == [4, 0, 3, 4]
 
 
 # What is refused: kv_len, pages listed, origin, window; the message names the request and the numbers.

@@ -11,6 +11,7 @@ import torch
 
 from examples.hf import backend, models, oracle
 from examples.hf.modes import Mode
+from examples.hf.pool import PoolExhausted
 
 from .conftest import unavailable
 from .harness import DEVICE
@@ -47,5 +48,5 @@ def test_the_model_on_these_kernels_is_the_model(library: ModuleType, size: str)
 def test_a_sequence_past_the_pool_is_an_error(library: ModuleType) -> None:
     model = models.random_model(models.config_of(models.SHAPES["E2B"], vocabulary=512), DEVICE)
     session = backend.session(model, Mode.TILELANG, library, tokens=200, chunk=200)
-    with pytest.raises(backend.PoolExhausted, match="the sequence, 1000 tokens"):
+    with pytest.raises(PoolExhausted, match="the sequence, 1000 tokens"):
         session.forward([session.open()], torch.zeros(1, 1000, dtype=torch.int64, device=DEVICE))
