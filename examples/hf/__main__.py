@@ -14,6 +14,7 @@ import torch
 
 from bench.library import LibraryMissing, load
 from bench.report import environment
+from codegen.modes import VARIABLE
 
 from . import backend, models, modes, oracle
 from .kernels import Unsupported
@@ -104,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     table.add_argument("--out", type=Path, help="where the JSON goes, if anywhere")
     table.add_argument("--commit", default="unknown", help="recorded")
     table.set_defaults(run=oracle_command)
-    walk = commands.add_parser("walk", help=f"serve one prompt under the mode in {modes.VARIABLE}")
+    walk = commands.add_parser("walk", help=f"serve one prompt under the mode in {VARIABLE}")
     walk.add_argument("--size", choices=sorted(models.SHAPES), default="31B")
     walk.add_argument("--checkpoint", type=Path)
     walk.add_argument("--tokens", type=int, default=512)

@@ -45,7 +45,8 @@ def gemma4() -> ModuleType:
         raise NotGemma4(
             f"transformers {transformers.__version__} has no Gemma 4 ({error}); pip install 'transformers>=5.24,<6'"
         ) from error
-    return modeling_gemma4
+    module: ModuleType = modeling_gemma4
+    return module
 
 
 def register() -> None:

@@ -77,7 +77,7 @@ def reference_walk(
 @contextmanager
 def fp32_rotation(model: Any) -> Iterator[None]:
     """transformers' model with cos, sin and the rotation in fp32, rounded once, where its own code rounds each to bf16."""
-    modeling = backend.gemma4()
+    modeling: Any = backend.gemma4()
     rotate, embedding = modeling.apply_rotary_pos_emb, model.model.rotary_emb
     tables = embedding.forward
 
@@ -190,9 +190,15 @@ class Neutral:
         served = torch.cat([whole.prompt[-1:], whole.steps])
         pairs = ((served, walk.served), (other.rows, walk.rows), (turned.rows, walk.rows))
         one, two, three = (float(leads(*pair).max()) for pair in pairs)
-        moved = [gaps(*pair) for pair in pairs]
-        median = float(moved[1].median())
-        return Neutral(length, *(float(gap.max()) for gap in moved), median=median, leads=(one, two, three))
+        walked, implemented, rotated = (gaps(*pair) for pair in pairs)
+        return Neutral(
+            length=length,
+            walk=float(walked.max()),
+            implementation=float(implemented.max()),
+            rotation=float(rotated.max()),
+            median=float(implemented.median()),
+            leads=(one, two, three),
+        )
 
 
 @dataclass

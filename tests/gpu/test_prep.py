@@ -341,7 +341,6 @@ def full_tables(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shape", [SPLIT, EQUAL, SLIDING], ids=str)
-@torch.no_grad()
 def test_against_transformers(library: ModuleType, gemma4: Any, shape: Shape) -> None:
     """Its norms in bf16; its rotation in fp32, as here, and in bf16, where it rounds cos, sin and the products too."""
     inputs = prepared(library, make(shape, PROMPTS, device=DEVICE, seed=13), "prompt")
@@ -349,7 +348,8 @@ def test_against_transformers(library: ModuleType, gemma4: Any, shape: Shape) ->
     cos, sin = full_tables(inputs)
     q, k = (x.view(1, inputs.rows, -1, shape.head_dim) for x in (inputs.q, inputs.k))
     v = k if shape.k_eq_v else inputs.v.view(k.shape)
-    q, k, v = q_norm(q), k_norm(k), v_norm(v)
+    with torch.no_grad():
+        q, k, v = q_norm(q), k_norm(k), v_norm(v)
 
     def rotate(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: gemma4.apply_rotary_pos_emb(x.to(dtype), cos.to(dtype), sin.to(dtype), unsqueeze_dim=2)[0].bfloat16()

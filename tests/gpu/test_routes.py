@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -271,8 +272,15 @@ def step_of(whole: Batch, step: int) -> Batch:
         pages = -(-context // PAGE_SIZE)
         ids = torch.tensor(span.page_ids[:pages], dtype=torch.int32, device=DEVICE)
         pieces.append(Piece(whole.q[span.q_from + step : span.q_from + step + 1], ids, context - (pages - 1) * PAGE_SIZE))
-    shape = {"q_rows": len(pieces) + 2, "num_page_ids": whole.num_page_ids, "window_left": whole.window_left}
-    return assemble(whole.geometry, whole.pool, pieces, **shape, seed=step)
+    return assemble(
+        whole.geometry,
+        whole.pool,
+        pieces,
+        q_rows=len(pieces) + 2,
+        num_page_ids=whole.num_page_ids,
+        window_left=whole.window_left,
+        seed=step,
+    )
 
 
 @dataclass(frozen=True)
@@ -303,7 +311,7 @@ def test_knob_off_is_the_incumbent_bit_by_bit(library: ModuleType, geometry: Geo
     assert len(set(expected)) == STEPS + 1
     for text in (None, "off"):
         mode = routes.mode_of(library, text)
-        served = Served(lambda lib, b, m=mode: routed_prefill(lib, b, m), lambda lib, b, m=mode: routed_decode(lib, b, m))
+        served = Served(functools.partial(routed_prefill, mode=mode), functools.partial(routed_decode, mode=mode))
         assert served.hashes(library, geometry) == expected
 
 
