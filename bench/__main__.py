@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-NAMES = ("prefill", "decode", "sliding", "prep", "step")  # of the files: the modes', and that of `python -m bench.step`
 MODELS = {model.name: model for model in load_table(ROOT / "families.toml").model}
 LENGTHS = "10602,40002,81653,163336"
 PROMPTS = "1x8192@8192,1x8192@9216,1x8192@40000,8x1024@4000"
@@ -460,14 +459,14 @@ def soak_command(launches: int, plans: int, patience: int, only: str, seed: int)
     help="Where the JSON is, and the plots go.",
 )
 def plot_command(results: Path) -> None:
-    """Draws every result as a PNG beside its JSON. Needs matplotlib, and no GPU."""
+    """Draws every result of a mode as a PNG beside its JSON. Needs matplotlib, and no GPU."""
     from bench import plot
 
-    for name in NAMES:
-        path = results / f"{name}.json"
-        if path.exists():
+    for path in sorted(results.glob("*.json")):
+        record = plot.read(path)
+        if record["bench"] in plot.KINDS:
             try:
-                plot.draw(plot.read(path), path.with_suffix(".png"))
+                plot.draw(record, path.with_suffix(".png"))
             except plot.MatplotlibMissing as error:
                 raise click.ClickException(str(error)) from error
             click.echo(f"wrote {path.with_suffix('.png')}", err=True)

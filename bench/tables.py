@@ -1,6 +1,7 @@
 """The tables of docs/performance.md, made from the records in bench/results: no figure there is typed by hand.
 
-A table stands between `<!-- NAME -->` and `<!-- end -->`. NAME: a mode for its tables, or `host` for the card and the versions.
+A table stands between `<!-- NAME -->` and `<!-- end -->`. NAME: a record, NAME.json, for its tables, or `host` for the card and
+the versions of each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 class MarkerError(ValueError):
-    """A marker names no table, or its record is not there."""
+    """A marker's record is not there, or has no table."""
 
 
 def rewrite(text: str, results: Path) -> str:
@@ -26,12 +27,13 @@ def rewrite(text: str, results: Path) -> str:
         name = match[2]
         if name == "host":
             return f"{match[1]}{_hosts(results)}{match[3]}"
-        if name not in TABLES:
-            raise MarkerError(f"<!-- {name} --> names no table; known: host, {', '.join(TABLES)}")
         path = results / f"{name}.json"
         if not path.exists():
             raise MarkerError(f"<!-- {name} --> needs {path.name} in {results}")
-        return f"{match[1]}{TABLES[name](read(path))}{match[3]}"
+        record = read(path)
+        if record["bench"] not in TABLES:
+            raise MarkerError(f"<!-- {name} -->: {record['bench']} records have no table; those of {', '.join(TABLES)} do")
+        return f"{match[1]}{TABLES[record['bench']](record)}{match[3]}"
 
     return MARKED.sub(made, text)
 
@@ -47,13 +49,13 @@ def _spread(value: dict[str, float], digits: int, factor: float = 1.0) -> str:
 
 
 def _hosts(results: Path) -> str:
+    records = [(path.name, read(path)) for path in sorted(results.glob("*.json"))]
     rows = []
-    for name in TABLES:
-        path = results / f"{name}.json"
-        if path.exists():
-            record = read(path)
-            versions = (record[key] for key in ("gpu", "driver", "cuda", "torch"))
-            rows.append([f"`{name}.json`", record["date"][:10], record["commit"][:12], *versions])
+    for mode in TABLES:
+        for name, record in records:
+            if record["bench"] == mode:
+                versions = (record[key] for key in ("gpu", "driver", "cuda", "torch"))
+                rows.append([f"`{name}`", record["date"][:10], record["commit"][:12], *versions])
     return _table(("file", "date", "commit", "card", "driver", "CUDA", "torch"), rows)
 
 

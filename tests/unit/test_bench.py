@@ -12,13 +12,14 @@ from click.testing import CliRunner
 from samples import ROOT
 
 from bench import arms, plot, tables
-from bench.__main__ import NAMES, main
+from bench.__main__ import main
 
 RESULTS = ROOT / "bench" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"
+RECORDS = tuple(path.stem for path in sorted(RESULTS.glob("*.json")) if plot.read(path)["bench"] in tables.TABLES)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=RECORDS)
 def record(request: pytest.FixtureRequest) -> dict[str, Any]:
     """A committed result."""
     return plot.read(RESULTS / f"{request.param}.json")
@@ -96,9 +97,10 @@ def test_a_plot_is_drawn(record: dict[str, Any], tmp_path: Path) -> None:
 def test_the_documents_tables_are_those_of_the_results() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert tables.rewrite(text, RESULTS) == text, "run `python -m bench docs`"
-    for name in (*NAMES, "host"):
+    assert set(tables.TABLES) <= set(RECORDS)
+    for name in (*RECORDS, "host"):
         assert f"<!-- {name} -->\n" in text
-    for name in NAMES:
+    for name in RECORDS:
         assert f"../bench/results/{name}.png" in text and (RESULTS / f"{name}.png").is_file()
 
 
@@ -122,3 +124,5 @@ def test_a_marker_of_no_table(tmp_path: Path) -> None:
         tables.rewrite("<!-- tea -->\n<!-- end -->", RESULTS)
     with pytest.raises(tables.MarkerError, match=r"prefill\.json"):
         tables.rewrite("<!-- prefill -->\n<!-- end -->", tmp_path)
+    with pytest.raises(tables.MarkerError, match="oracle records have no table"):
+        tables.rewrite("<!-- oracle -->\n<!-- end -->", RESULTS)
