@@ -88,6 +88,14 @@ def fetch(source, target, full, stage, follows):
 
 
 @T.macro
+def fetch_values(source, ring, full, empty, filled: T.Ref, stages, follows):
+    """As soon as the next stage is free."""
+    T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
+    fetch(source, ring[filled % stages, :, :], full, filled % stages, follows)
+    filled = filled + 1
+
+
+@T.macro
 def score(ring, stage, q_s, buffer, s, chunks):
     """S^T = K Q^T. chunks: (columns of Q from, to, column of the tile from), whose products add up to the scores."""
     for chunk, (q_from, q_to, k_from) in enumerate(chunks):
@@ -368,27 +376,27 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         filled = filled + 1
                         if not folded:
                             if t > 0:
-                                T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
-                                fetch(
+                                fetch_values(
                                     pool[values_tile, values_start : values_start + page_size, kv_head, :],
-                                    ring[filled % stages, :, :],
+                                    ring,
                                     full,
-                                    filled % stages,
+                                    empty,
+                                    filled,
+                                    stages,
                                     follows,
                                 )
-                                filled = filled + 1
                             values_tile = tile + 1
                             values_start = start
                     if not folded and tiles > 0:
-                        T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
-                        fetch(
+                        fetch_values(
                             pool[values_tile, values_start : values_start + page_size, kv_head, :],
-                            ring[filled % stages, :, :],
+                            ring,
                             full,
-                            filled % stages,
+                            empty,
+                            filled,
+                            stages,
                             follows,
                         )
-                        filled = filled + 1
                     i = i + 1
 
     return kernel
