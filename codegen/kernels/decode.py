@@ -136,6 +136,15 @@ def add_values(values, p, o):
     T.wait_wgmma(0)
 
 
+@T.macro
+def take_values(ring, full, empty, used: T.Ref, stages, p_s, buffer, o):
+    """The product with a tile of V, as soon as it is there."""
+    T.barrier_wait(full[used % stages], (used // stages) & 1)
+    add_values(ring[used % stages, :, :], p_s[buffer, :, :], o)
+    T.barrier_arrive(empty[used % stages])
+    used = used + 1
+
+
 def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
     """The partial kernel's prim_func."""
     folded = page_format == "folded"
@@ -241,8 +250,6 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                             add_values(ring[used % stages, :, value_at : value_at + head_dim], p_s[t % 2, :, :], o)
                             T.barrier_arrive(empty[used % stages])
                             used = used + 1
-                        T.barrier_arrive(q_empty[i % q_stages])
-                        T.reduce_sum(sums, total, dim=0, clear=True)
                     else:
                         for t in T.serial(tiles):
                             T.barrier_wait(full[used % stages], (used // stages) & 1)
@@ -254,19 +261,13 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                             weigh(s, mask, m, m_new, alpha, sums, p_s, t % 2, scale, page_size, columns)
                             T.sync_threads(3, WARPGROUP)
                             if t > 0:
-                                T.barrier_wait(full[used % stages], (used // stages) & 1)
-                                add_values(ring[used % stages, :, :], p_s[(t - 1) % 2, :, :], o)
-                                T.barrier_arrive(empty[used % stages])
-                                used = used + 1
+                                take_values(ring, full, empty, used, stages, p_s, (t - 1) % 2, o)
                             for d, b in T.Parallel(head_dim, columns):
                                 o[d, b] *= alpha[b]
-                        T.barrier_arrive(q_empty[i % q_stages])
-                        T.reduce_sum(sums, total, dim=0, clear=True)
-                        if tiles > 0:
-                            T.barrier_wait(full[used % stages], (used // stages) & 1)
-                            add_values(ring[used % stages, :, :], p_s[(tiles - 1) % 2, :, :], o)
-                            T.barrier_arrive(empty[used % stages])
-                            used = used + 1
+                    T.barrier_arrive(q_empty[i % q_stages])
+                    T.reduce_sum(sums, total, dim=0, clear=True)
+                    if not folded and tiles > 0:
+                        take_values(ring, full, empty, used, stages, p_s, (tiles - 1) % 2, o)
                     for b in T.Parallel(columns):
                         m[b] *= scale
                     if carried != 0 or slot == CARRIED:

@@ -168,6 +168,14 @@ def allocate_fragments() -> Fragments:
     )
 
 
+@T.macro
+def clear(mine):
+    """As before the first key tile."""
+    T.fill(mine.o, 0)
+    T.fill(mine.total, 0)
+    T.fill(mine.m, MINUS_INF)
+
+
 @dataclass(frozen=True)
 class Shared:
     """What the warpgroups tell each other, in shared memory, fp32 [64] each; exchange: the race checker's barriers."""

@@ -52,7 +52,6 @@ from codegen.kernels.prefill_pair import (
     HEAD_DIM,
     KEYS,
     LOADER_REGISTERS,
-    MINUS_INF,
     ODD_OUT,
     ODD_TOTAL,
     READERS,
@@ -61,6 +60,7 @@ from codegen.kernels.prefill_pair import (
     add_weights,
     allocate_fragments,
     allocate_shared,
+    clear,
     even_softmax,
     hear,
     hide,
@@ -190,9 +190,7 @@ def cta(work: Any):
             page = T.alloc_var(INT32)
             shift = T.alloc_var(INT32)
             limit = T.alloc_var(INT32)
-            T.fill(mine.o, 0)
-            T.fill(mine.total, 0)
-            T.fill(mine.m, MINUS_INF)
+            clear(mine)
             if pairs > 0:
                 page = page_of(work, 0)
                 T.barrier_wait(q_full, 0)
@@ -225,9 +223,7 @@ def cta(work: Any):
             page = T.alloc_var(INT32)
             shift = T.alloc_var(INT32)
             limit = T.alloc_var(INT32)
-            T.fill(mine.o, 0)
-            T.fill(mine.total, 0)
-            T.fill(mine.m, MINUS_INF)
+            clear(mine)
             if pairs > 0:
                 page = page_of(work, 1)
                 T.barrier_wait(q_full, 0)

@@ -88,10 +88,20 @@ def fetch(pool, tile, start, kv_head, ring, stage, full, page_size):
 
 
 @T.macro
-def fetch_q(q, row, head, q_s, q_full):
-    """One warp's copy of an item's queries."""
-    T.tma_copy(q[row, head : head + COLUMNS, :], q_s[:, :], barrier=q_full[0], leader_scope_threads=WARP)
-    arrive(q_full, 0)
+def wait_once(waited: T.Ref, due):
+    """Waits for the kernel before this one where that is due, unless that has been done."""
+    if waited == 0 and due:
+        T.pdl_sync()
+        waited = 1
+
+
+@T.macro
+def ask_once(asked: T.Ref, due, q, row, head, q_s, q_full):
+    """One warp's copy of an item's queries where that is due, unless they have been asked for."""
+    if asked == 0 and due:
+        T.tma_copy(q[row, head : head + COLUMNS, :], q_s[:, :], barrier=q_full[0], leader_scope_threads=WARP)
+        arrive(q_full, 0)
+        asked = 1
 
 
 def kernel(head_dim: int, page_size: int, group: int) -> Any:
@@ -347,9 +357,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                             at = first + (held * HELD + lane) * CLUSTER
                             if at >= 0 and at < num_page_ids:
                                 ids = page_ids[at]
-                        if asked == 0 and waited != 0:
-                            fetch_q(q, request + row_offset, kv_head * group, q_s, q_full)
-                            asked = 1
+                        ask_once(asked, waited != 0, q, request + row_offset, kv_head * group, q_s, q_full)
                         # Where the round's pages lie, all at once: between the copies it would hold them up.
                         for t in list(range(ROUND)):
                             at = rank + (r * ROUND + t) * CLUSTER
@@ -370,9 +378,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                     T.atomic_or(status[0], BAD_PAGE_ID)
                         for t in list(range(ROUND)):
                             if t < here:
-                                if waited == 0 and rank + (r * ROUND + t) * CLUSTER == pages - 1:
-                                    T.pdl_sync()
-                                    waited = 1
+                                wait_once(waited, rank + (r * ROUND + t) * CLUSTER == pages - 1)
                                 T.barrier_wait(empty[t], (0 if shared else (turns >> t) & 1) ^ 1)
                                 if lane == 0:
                                     visible[t, 0] = begin[t]
@@ -380,23 +386,15 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                                 T.sync_warp()
                                 fetch(pool, tile[t], start[t], kv_head, ring, t, full, page_size)
                         if shared:  # V finds room where K has met q
-                            if waited == 0:
-                                T.pdl_sync()
-                                waited = 1
-                        if asked == 0 and waited != 0:
-                            fetch_q(q, request + row_offset, kv_head * group, q_s, q_full)
-                            asked = 1
+                            wait_once(waited, True)
+                        ask_once(asked, waited != 0, q, request + row_offset, kv_head * group, q_s, q_full)
                         for t in list(range(ROUND)):
                             if t < here:
                                 T.barrier_wait(empty[values + t], (1 if shared else (turns >> t) & 1) ^ 1)
                                 fetch(pool, tile[t] + 1, start[t], kv_head, ring, values + t, full, page_size)
                         if not shared:
-                            if waited == 0:
-                                T.pdl_sync()
-                                waited = 1
-                            if asked == 0:
-                                fetch_q(q, request + row_offset, kv_head * group, q_s, q_full)
-                                asked = 1
+                            wait_once(waited, True)
+                            ask_once(asked, True, q, request + row_offset, kv_head * group, q_s, q_full)
                         turns = turns ^ ((1 << T.max(here, 0)) - 1)
                     item = item + clusters
                     request = item // num_kv_heads
