@@ -12,6 +12,7 @@ from types import ModuleType
 
 import torch
 
+from codegen.abi.prep import BULK_BYTES
 from codegen.formats import FORMATS, ROTATED
 
 PAGE = 64  # tokens
@@ -47,6 +48,11 @@ class Shape:
     def folded(self) -> bool:
         """Whether a pool row holds rotated K columns and V."""
         return self.page_format == "folded"
+
+    @property
+    def many_rows(self) -> int:
+        """Rows of a call that a prompt's prep takes through shared memory."""
+        return BULK_BYTES // (2 * self.head_dim * (self.q_heads + self.kv_heads)) + 1
 
     @property
     def row_width(self) -> int:

@@ -28,7 +28,6 @@ from bench.library import decode, load, prefill
 from bench.outputs import Outputs, make_outputs
 from bench.plans import GUARD_WORDS, Limits, Plan, make_plan
 from bench.reference import LSE_TOLERANCE, OUT_TOLERANCE, attention, lse_error, out_error
-from codegen.abi.prep import BULK_BYTES
 
 HOST, DEVICE = torch.device("cpu"), torch.device("cuda")
 GROUPS = (4, 8, 16)
@@ -209,8 +208,7 @@ def prep_prompts(case: str, shape: preps.Shape) -> list[preps.Prompt]:
     """The requests of a case."""
     if case != PREP_BULK:
         return PREP_PROMPTS[case]
-    rows = BULK_BYTES // (2 * shape.head_dim * (shape.q_heads + shape.kv_heads)) + 1
-    return [*PREP_PROMPTS["prompt"], preps.Prompt(rows, 41)]
+    return [*PREP_PROMPTS["prompt"], preps.Prompt(shape.many_rows, 41)]
 
 
 def device_inputs(inputs: preps.Inputs) -> preps.Inputs:

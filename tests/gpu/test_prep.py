@@ -13,7 +13,6 @@ import torch
 
 from bench import preps
 from bench.preps import BF16_ULP, FILL, PAGE, Inputs, Prompt, Shape, expected, expected_pool, make, run
-from codegen.abi.prep import BULK_BYTES
 
 from .conftest import unavailable
 from .harness import DEVICE
@@ -32,14 +31,9 @@ TOKENS = tuple(Prompt(1, position, origin) for position, origin in ((0, 0), (63,
 CASES = ("prompt", "many rows", "decode")
 
 
-def many_rows(shape: Shape) -> int:
-    """Rows of a call that the schedule through shared memory takes."""
-    return BULK_BYTES // (2 * shape.head_dim * (shape.q_heads + shape.kv_heads)) + 1
-
-
 def prompts_of(case: str, shape: Shape) -> tuple[Prompt, ...]:
     """The requests of a case."""
-    return TOKENS if case == "decode" else PROMPTS if case == "prompt" else (*PROMPTS, Prompt(many_rows(shape), 41))
+    return TOKENS if case == "decode" else PROMPTS if case == "prompt" else (*PROMPTS, Prompt(shape.many_rows, 41))
 
 
 def form_of(case: str) -> str:
@@ -165,7 +159,7 @@ def test_a_rows_bits_are_its_own(library: ModuleType, shape: Shape, case: str) -
 def test_many_rows_give_the_bits_of_few(library: ModuleType, shape: Shape, piece: int) -> None:
     """One prompt in one call, through shared memory, against the same in calls of a few rows, through registers: all of it, or
     the last rows one by one."""
-    prompt = Prompt(many_rows(shape), 41)
+    prompt = Prompt(shape.many_rows, 41)
     whole = prepared(library, make(shape, [prompt], device=DEVICE, seed=15), "prompt")
     pieces = make(shape, [prompt], device=DEVICE, seed=15)
     start = 0 if piece > 1 else prompt.rows - 130
