@@ -46,7 +46,7 @@ PLANNED = {"batch": 2, "max_batch": 4, "max_slots": 0, "sm_count": 132, "chunk_t
 SLOTS = 4 * 4 * 33
 # A header of 16; eight words a request; eight an item, of which each CTA and each slot has one.
 WORDS = 16 + 4 * 8 + (132 + SLOTS) * 8
-# A partial of 8 heads: 512 columns and an lse, in fp32.
+# A partial of 8 heads: 512 columns, a maximum and a sum, in fp32.
 WORKSPACE = SLOTS * 8 * (512 + 2) * 4
 
 

@@ -201,8 +201,7 @@ LAUNCHES = {
         192,
         3 * 32768 + 4096 + 3072 + 10 * 136 * 4 + 1536 + 192,
     ),
-    # 512 columns are four blocks of 128 a head. Eight lanes of 128 fp32 sums, a weight and a maximum each.
-    # [8, 128] or [32, 32] sums; weights and maxima of 32 lanes.
+    # [8, 128] or [32, 32] fp32 sums; totals and maxima of 32 lanes.
     "merge": (("(group * merge_blocks)", "num_kv_heads", "max_batch"), 256, 1024 * 4 + 2 * 32 * 4),
     # Three tiles of Q and four of keys or values, each [64, 256], 32 KB; 12 words of each of four items,
     # and 8 of a request.
