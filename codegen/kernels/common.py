@@ -116,3 +116,9 @@ def prefetch_line(word: Any) -> Any:
 def glance(word: Any) -> Any:
     """A word that another kernel may be writing: a guess."""
     return T.call_extern(INT32, "tl::glance", T.address_of(word))
+
+
+def uniform(number: Any) -> Any:
+    """The same number, known to the compiler to be that of every lane of the warp. An index into shared memory that is not
+    costs each wgmma twice the instructions: its descriptors are then made by every lane, and moved."""
+    return T.shfl_sync(number, 0)

@@ -139,9 +139,13 @@ def add_values(values, p, o):
 @T.macro
 def take_values(ring, full, empty, used: T.Ref, stages, p_s, buffer, o):
     """The product with a tile of V, as soon as it is there."""
-    T.barrier_wait(full[used % stages], (used // stages) & 1)
-    add_values(ring[used % stages, :, :], p_s[buffer, :, :], o)
-    T.barrier_arrive(empty[used % stages])
+    stage = T.alloc_var(INT32)
+    weights = T.alloc_var(INT32)
+    stage = common.uniform(used % stages)
+    weights = common.uniform(buffer)
+    T.barrier_wait(full[stage], (used // stages) & 1)
+    add_values(ring[stage, :, :], p_s[weights, :, :], o)
+    T.barrier_arrive(empty[stage])
     used = used + 1
 
 
@@ -225,6 +229,9 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                 chain_total = T.alloc_fragment([columns], FP32)
                 scale = sm_scale * LOG2E
                 used = T.alloc_var(INT32)  # stages consumed so far
+                stage = T.alloc_var(INT32)
+                buffer = T.alloc_var(INT32)  # of Q
+                weights = T.alloc_var(INT32)  # which tile of P
                 carried = T.alloc_var(INT32)  # whether a chain has begun
                 used = 0
                 carried = 0
@@ -232,31 +239,35 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     T.fill(o, 0)
                     T.fill(sums, 0)
                     T.fill(m, minus_inf)
-                    T.barrier_wait(q_full[i % q_stages], (i // q_stages) & 1)
+                    buffer = common.uniform(i % q_stages)
+                    T.barrier_wait(q_full[buffer], (i // q_stages) & 1)
                     T.sync_warp()  # the wait does not tell the compiler that it orders memory; this does
-                    tiles = handed[i % q_stages, 0]
-                    slot = handed[i % q_stages, 1]
-                    follows = handed[i % q_stages, 2]
+                    tiles = handed[buffer, 0]
+                    slot = handed[buffer, 1]
+                    follows = handed[buffer, 2]
                     if folded:
                         for t in T.serial(tiles):
-                            T.barrier_wait(full[used % stages], (used // stages) & 1)
+                            stage = common.uniform(used % stages)
+                            weights = common.uniform(t % 2)
+                            T.barrier_wait(full[stage], (used // stages) & 1)
                             T.sync_warp()
-                            mask = hidden[used % stages]
-                            score(ring, used % stages, q_s, i % q_stages, s, score_chunks)
-                            weigh(s, mask, m, m_new, alpha, sums, p_s, t % 2, scale, page_size, columns)
+                            mask = hidden[stage]
+                            score(ring, stage, q_s, buffer, s, score_chunks)
+                            weigh(s, mask, m, m_new, alpha, sums, p_s, weights, scale, page_size, columns)
                             for d, b in T.Parallel(head_dim, columns):
                                 o[d, b] *= alpha[b]
                             T.sync_threads(3, WARPGROUP)
-                            add_values(ring[used % stages, :, value_at : value_at + head_dim], p_s[t % 2, :, :], o)
-                            T.barrier_arrive(empty[used % stages])
+                            add_values(ring[stage, :, value_at : value_at + head_dim], p_s[weights, :, :], o)
+                            T.barrier_arrive(empty[stage])
                             used = used + 1
                     else:
                         for t in T.serial(tiles):
-                            T.barrier_wait(full[used % stages], (used // stages) & 1)
+                            stage = common.uniform(used % stages)
+                            T.barrier_wait(full[stage], (used // stages) & 1)
                             T.sync_warp()
-                            mask = hidden[used % stages]
-                            score(ring, used % stages, q_s, i % q_stages, s, score_chunks)
-                            T.barrier_arrive(empty[used % stages])
+                            mask = hidden[stage]
+                            score(ring, stage, q_s, buffer, s, score_chunks)
+                            T.barrier_arrive(empty[stage])
                             used = used + 1
                             weigh(s, mask, m, m_new, alpha, sums, p_s, t % 2, scale, page_size, columns)
                             T.sync_threads(3, WARPGROUP)
@@ -264,7 +275,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                                 take_values(ring, full, empty, used, stages, p_s, (t - 1) % 2, o)
                             for d, b in T.Parallel(head_dim, columns):
                                 o[d, b] *= alpha[b]
-                    T.barrier_arrive(q_empty[i % q_stages])
+                    T.barrier_arrive(q_empty[buffer])
                     T.reduce_sum(sums, total, dim=0, clear=True)
                     if not folded and tiles > 0:
                         take_values(ring, full, empty, used, stages, p_s, (tiles - 1) % 2, o)
