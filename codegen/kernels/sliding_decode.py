@@ -148,7 +148,7 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
             q_s = T.alloc_shared([COLUMNS, head_dim], BF16)
             p_s = T.alloc_shared([COLUMNS, ROUND * page_size], BF16)
             parts = T.alloc_shared([MERGING + CLUSTER, part], FP32)  # those to send, a merging CTA each; those received
-            visible = T.alloc_shared([stages, 2], INT32)
+            visible = T.alloc_shared([ROUND, 2], INT32)
             handed = T.alloc_shared([HANDED_WORDS], INT32)
             full = T.alloc_barrier(arrive_count=[WARP] * stages)
             empty = T.alloc_barrier(arrive_count=[WARPGROUP] * stages)
