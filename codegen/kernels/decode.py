@@ -418,7 +418,14 @@ MERGE_THREADS = 256
 VECTOR = 4  # output columns a thread
 FEW_LANES = 8  # of 32 threads, and so of 128 columns
 MANY_LANES = 32  # of 8 threads
-WIDE = MERGE_THREADS * VECTOR // FEW_LANES
+
+
+@T.macro
+def place(rows, at, first, splits, group, in_group):
+    """Where the partials of the chain that begins with partial `at` lie, as rows of one head: fewer than 2^31, since a plan has
+    2^24 slots at most. Past the last one: the last."""
+    for u in T.unroll(CHAIN):
+        rows[u] = (first + T.min(at + u, splits - 1)) * group + in_group
 
 
 @T.macro
@@ -447,21 +454,21 @@ def merge(head_dim: int) -> Any:
     once; then the lanes are added in order. That order depends on the number of partials and of lanes alone. A request without
     partials, or whose partials saw no key, gives zeros and lse = -inf.
     """
-    q_rows, num_q_heads, group = T.dynamic("q_rows"), T.dynamic("num_q_heads"), T.dynamic("group")
-    max_slots, max_batch = T.dynamic("max_slots"), T.dynamic("max_batch")
-    header_words, lse_rows = T.dynamic("header_words"), T.dynamic("lse_rows")
-    few_blocks, many_blocks = head_dim // WIDE, head_dim // WIDE * MANY_LANES // FEW_LANES
+    q_rows, num_q_heads, partial_rows = T.dynamic("q_rows"), T.dynamic("num_q_heads"), T.dynamic("partial_rows")
+    header_words, max_batch, lse_rows = T.dynamic("header_words"), T.dynamic("max_batch"), T.dynamic("lse_rows")
     minus_inf = -T.infinity(FP32)
 
     @T.prim_func
     def kernel(
         plan_header: T.Tensor([header_words], INT32),
         plan_requests: T.Tensor([max_batch, REQUEST_WORDS], INT32),
-        partial_out: T.Tensor([max_slots, group, head_dim // VECTOR, VECTOR], FP32),
-        partial_sums: T.Tensor([max_slots, group, SUMS], FP32),
+        partial_out: T.Tensor([partial_rows, head_dim // VECTOR, VECTOR], FP32),
+        partial_sums: T.Tensor([partial_rows, SUMS], FP32),
         out: T.Tensor([q_rows, num_q_heads, head_dim], BF16),
         lse: T.Tensor([lse_rows, num_q_heads], FP32),
         num_kv_heads: T.int32,
+        group: T.int32,
+        max_slots: T.int32,
         row_offset: T.int32,
         merge_blocks: T.int32,
         want_lse: T.int32,
@@ -475,12 +482,14 @@ def merge(head_dim: int) -> Any:
             chain = T.alloc_local([1, VECTOR], FP32)
             read = T.alloc_local([CHAIN, VECTOR], FP32)
             read_sums = T.alloc_local([CHAIN, SUMS], FP32)
+            rows = T.alloc_local([CHAIN], INT32)
             m = T.alloc_var(FP32)
             total = T.alloc_var(FP32)
             chain_max = T.alloc_var(FP32)
             chain_total = T.alloc_var(FP32)
             base = T.alloc_var(FP32)
             weight = T.alloc_var(FP32)
+            factor = T.alloc_var(FP32)
             value = T.alloc_var(FP32)
             batch = T.alloc_var(INT32)
             first = T.alloc_var(INT32)
@@ -488,28 +497,8 @@ def merge(head_dim: int) -> Any:
             chained = T.alloc_var(INT32)
             at = T.alloc_var(INT32)
             row = T.alloc_var(INT32)
-            lanes = T.alloc_var(INT32)
-            width = T.alloc_var(INT32)  # threads of a lane
-            lane = T.alloc_var(INT32)
-            vector = T.alloc_var(INT32)  # this thread's place in its lane
             head = T.alloc_var(INT32)
-            in_group = T.alloc_var(INT32)
-            first_vector = T.alloc_var(INT32)  # of the block, among the head's
             tx = T.get_thread_binding()
-            # Both cases with divisors that the compiler knows.
-            if merge_blocks == few_blocks:
-                lanes = FEW_LANES
-                lane = tx // (MERGE_THREADS // FEW_LANES)
-                in_group = group_block // few_blocks
-                first_vector = group_block % few_blocks * (MERGE_THREADS // FEW_LANES)
-            else:
-                lanes = MANY_LANES
-                lane = tx // (MERGE_THREADS // MANY_LANES)
-                in_group = group_block // many_blocks
-                first_vector = group_block % many_blocks * (MERGE_THREADS // MANY_LANES)
-            width = T.if_then_else(merge_blocks == few_blocks, MERGE_THREADS // FEW_LANES, MERGE_THREADS // MANY_LANES)
-            vector = tx - lane * width
-            head = kv_head * group + in_group
             row = request + row_offset
             T.pdl_trigger()
             # The partial kernel lets this one start after its own wait, and so after whatever wrote the plan.
@@ -517,61 +506,71 @@ def merge(head_dim: int) -> Any:
             splits = plan_requests[request, SPLITS]
             first = plan_requests[request, FIRST_SLOT]
             chained = plan_requests[request, CHAINED]
-            T.pdl_sync()
-            if request < batch and row >= 0 and row < q_rows:
-                first = T.max(T.min(first + kv_head * splits, max_slots), 0)
-                splits = T.max(T.min(splits, max_slots - first), 0)
-                chained = T.max(T.min(chained, CHAIN), 1)
-                m = minus_inf
-                total = 0
-                for v in T.unroll(VECTOR):
-                    acc[0, v] = 0
-                at = lane * chained
-                while at < splits:
-                    for u in T.unroll(CHAIN):
-                        if u < chained and at + u < splits:
-                            for v in T.vectorized(SUMS):
-                                read_sums[u, v] = partial_sums[first + at + u, in_group, v]
-                            for v in T.vectorized(VECTOR):
-                                read[u, v] = partial_out[first + at + u, in_group, first_vector + vector, v]
-                        else:
-                            read_sums[u, MAXIMUM] = minus_inf
-                            read_sums[u, TOTAL] = 0
-                            for v in T.vectorized(VECTOR):
-                                read[u, v] = 0
-                    chain_max = minus_inf
-                    chain_total = 0
-                    for v in T.unroll(VECTOR):
-                        chain[0, v] = 0
-                    for u in T.unroll(CHAIN):
-                        add(chain_max, chain_total, chain, read_sums[u, MAXIMUM], read_sums[u, TOTAL], read, u)
-                    add(m, total, acc, chain_max, chain_total, chain, 0)
-                    at = at + lanes * chained
-                for v in T.vectorized(VECTOR):
-                    sums[tx, v] = acc[0, v]
-                if vector == 0:
-                    totals[lane] = total
-                    maxima[lane] = m
-                T.sync_threads()
-                if tx < width * VECTOR:  # whole warps
-                    m = minus_inf
-                    total = 0
-                    if tx % WARP < lanes:
-                        m = maxima[tx % WARP]
-                        total = totals[tx % WARP]
-                    base = T.warp_reduce_max(m)
-                    weight = T.exp2(m - T.if_then_else(base == minus_inf, 0.0, base))
-                    total = T.warp_reduce_sum(total * weight)
-                    value = 0
-                    for k in T.serial(lanes // FEW_LANES):
-                        for u in T.unroll(FEW_LANES):
-                            value = (
-                                value
-                                + T.shfl_sync(weight, k * FEW_LANES + u)
-                                * sums[(k * FEW_LANES + u) * width + tx // VECTOR, tx % VECTOR]
-                            )
-                    out[row, head, first_vector * VECTOR + tx] = T.if_then_else(total == 0, 0.0, value / total)
-                    if want_lse != 0 and first_vector == 0 and tx == 0:
-                        lse[row, head] = T.if_then_else(total == 0, minus_inf, (base + T.log2(total)) * LN2)
+            first = T.max(T.min(first + kv_head * splits, max_slots), 0)
+            splits = T.max(T.min(splits, max_slots - first), 0)
+            chained = T.max(T.min(chained, CHAIN), 1)
+            for lanes in (FEW_LANES, MANY_LANES):  # each with divisors that the compiler knows
+                width = MERGE_THREADS // lanes  # threads of a lane
+                blocks = head_dim // (width * VECTOR)
+                if merge_blocks == blocks:
+                    lane = tx // width
+                    first_vector = group_block % blocks * width  # of the block, among the head's
+                    head = kv_head * group + group_block // blocks
+                    at = lane * chained
+                    place(rows, at, first, splits, group, group_block // blocks)
+                    T.pdl_sync()
+                    if request < batch and row >= 0 and row < q_rows:
+                        m = minus_inf
+                        total = 0
+                        for v in T.unroll(VECTOR):
+                            acc[0, v] = 0
+                        while at < splits:
+                            for u in T.unroll(CHAIN):  # without a branch, so that they are on their way together
+                                for v in T.vectorized(SUMS):
+                                    read_sums[u, v] = partial_sums[rows[u], v]
+                                for v in T.vectorized(VECTOR):
+                                    read[u, v] = partial_out[rows[u], first_vector + tx % width, v]
+                            for u in T.unroll(CHAIN):
+                                if u >= chained or at + u >= splits:
+                                    read_sums[u, MAXIMUM] = minus_inf
+                                    read_sums[u, TOTAL] = 0
+                                    for v in T.unroll(VECTOR):
+                                        read[u, v] = 0
+                            chain_max = read_sums[0, MAXIMUM]
+                            chain_total = read_sums[0, TOTAL]
+                            for v in T.unroll(VECTOR):
+                                chain[0, v] = read[0, v]
+                            for u in T.unroll(1, CHAIN):
+                                add(chain_max, chain_total, chain, read_sums[u, MAXIMUM], read_sums[u, TOTAL], read, u)
+                            if at < lanes * chained:  # the lane's first
+                                m = chain_max
+                                total = chain_total
+                                for v in T.unroll(VECTOR):
+                                    acc[0, v] = chain[0, v]
+                            else:
+                                add(m, total, acc, chain_max, chain_total, chain, 0)
+                            at = at + lanes * chained
+                            place(rows, at, first, splits, group, group_block // blocks)
+                        for v in T.vectorized(VECTOR):
+                            sums[tx, v] = acc[0, v]
+                        if tx % width == 0:
+                            totals[lane] = total
+                            maxima[lane] = m
+                        T.sync_threads()
+                        if tx < width * VECTOR:  # whole warps
+                            m = maxima[tx % lanes]
+                            base = m
+                            for step in tuple(1 << bit for bit in range(lanes.bit_length() - 1)):
+                                base = T.max(base, T.shfl_xor(base, step))
+                            weight = T.exp2(m - T.if_then_else(base == minus_inf, 0.0, base))
+                            total = 0
+                            value = 0
+                            for u in T.unroll(lanes):
+                                factor = T.shfl_sync(weight, u)
+                                total = total + factor * totals[u]
+                                value = value + factor * sums[u * width + tx // VECTOR, tx % VECTOR]
+                            out[row, head, first_vector * VECTOR + tx] = T.if_then_else(total == 0, 0.0, value / total)
+                            if want_lse != 0 and first_vector == 0 and tx == 0:
+                                lse[row, head] = T.if_then_else(total == 0, minus_inf, (base + T.log2(total)) * LN2)
 
     return kernel

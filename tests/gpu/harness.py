@@ -257,11 +257,13 @@ def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decode
     merge(
         views.header,
         views.requests,
-        partial_out.unflatten(2, (-1, MERGE_VECTOR)),
-        partial_sums,
+        partial_out.flatten(0, 1).unflatten(1, (-1, MERGE_VECTOR)),
+        partial_sums.flatten(0, 1),
         outputs.out,
         outputs.lse,
         shape.kv_heads,
+        shape.group,
+        len(partial_out),  # max_slots
         plan.row_offset,
         merge_blocks(shape, limits),
         1,  # want_lse
