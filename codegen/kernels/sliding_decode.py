@@ -8,9 +8,9 @@ it sends its part, normalised and with the base-2 lse, to the first four ranks, 
 the six parts and write the row.
 
 Launch. The kernel starts while the one before it on the stream still runs, and waits for it: before everything, or, where the
-caller says `early`, before it asks for q and a request's newest page. It lets the next one start after that wait, or, where
-`early`, at once. Before the first wait it reads where the page ids lie, as a guess, for the L2 cache; after it the plan, which
-alone counts, and the ids at that place together.
+caller says `early`, before it asks for q and a request's newest page. It lets the next one start after that wait: else, where
+both are `early`, the next one's keys would be on their way before this one's values. Before the wait it reads where the page
+ids lie, as a guess, for the L2 cache; after it the plan, which alone counts, and the ids at that place together.
 
 Keys on M: S^T = K Q^T and O^T += V^T P^T, as wgmma m64n8k16: the group is padded to 8, and the score of a key sits in the row
 that the key occupies.
@@ -89,9 +89,10 @@ def fetch(pool, tile, start, kv_head, ring, stage, full, page_size):
 
 @T.macro
 def wait_once(waited: T.Ref, due):
-    """Waits for the kernel before this one where that is due, unless that has been done."""
+    """Waits for the kernel before this one where that is due, unless that has been done. Only then may the next one start."""
     if waited == 0 and due:
         T.pdl_sync()
+        T.pdl_trigger()
         waited = 1
 
 
@@ -310,7 +311,6 @@ def kernel(head_dim: int, page_size: int, group: int) -> Any:
                 waited = 0
                 request = item // num_kv_heads
                 if early != 0:
-                    T.pdl_trigger()
                     guess = -1
                 else:
                     # What the plan says before the wait may be out of date. It says what to bring near, and which page ids to
