@@ -327,7 +327,8 @@ def decode_command(
     out: Path,
     commit: str | None,
 ) -> None:
-    """The global decode, merge included, against this GPU's copy: microseconds, TB/s of keys and values, ratio to the floor."""
+    """The global decode, merge included, against this GPU's copy: microseconds, TB/s of keys and values, ratio to the floor.
+    Strict, and early, where a call may read older pages while the one before it runs."""
     chosen = formats_of([MODELS[model] for model in models], formats)
     library = gpu_library()
     execute(library, [(decode_mode(chosen, steps, layers), repeats)], [out], arms=arms, commit=commit)

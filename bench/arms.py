@@ -10,14 +10,14 @@ from types import MappingProxyType
 @dataclass(frozen=True)
 class Arm:
     """An implementation of attention. formats: the page formats whose pool it reads. own: the library's own kernels. optional:
-    it comes with other packages, and may fail without failing the run. only: the one case that it is for, if there is one."""
+    it comes with other packages, and may fail without failing the run. only: the cases that it is for, if not all."""
 
     name: str
     title: str
     formats: tuple[str, ...]
     own: bool = False
     optional: bool = False
-    only: str = ""
+    only: tuple[str, ...] = ()
 
 
 ARMS: Mapping[str, Arm] = MappingProxyType(
@@ -25,7 +25,7 @@ ARMS: Mapping[str, Arm] = MappingProxyType(
         arm.name: arm
         for arm in (
             Arm("generated", "generated", ("split", "folded"), own=True),
-            Arm("early", "generated, early loads", ("split",), own=True, only="sliding decode"),
+            Arm("early", "generated, early loads", ("split", "folded"), own=True, only=("decode", "sliding decode")),
             Arm("incumbent", "incumbent (FlashInfer FA2)", ("split",)),
             Arm("flex", "PyTorch FlexAttention", ("split",), optional=True),
             Arm("fa4", "FlashAttention-4", ("split",), optional=True),
@@ -59,4 +59,5 @@ def parse(text: str) -> tuple[str, ...]:
 
 def serving(arms: tuple[str, ...], case: str, page_format: str) -> tuple[str, ...]:
     """Those that read pages of this format and are there for this case: prefill, decode, sliding prefill or sliding decode."""
-    return tuple(name for name in arms if page_format in ARMS[name].formats and ARMS[name].only in ("", case))
+    own = [(ARMS[name], name) for name in arms if page_format in ARMS[name].formats]
+    return tuple(name for arm, name in own if not arm.only or case in arm.only)

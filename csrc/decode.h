@@ -69,8 +69,6 @@ static inline int prepare_decode(const char *entry, const tilepress_decode_args 
 
 // Fills `launch` or fails: an entry that splits, and so needs a workspace.
 static inline int prepare(const char *entry, const tilepress_decode_args &args, DecodeLaunch *launch) {
-  if (args.early != 0)
-    return fail(TILEPRESS_INVALID_ARGUMENT, "%s: early is %d; windowed entries alone take it", entry, args.early);
   if (int code = prepare_decode(entry, args, launch)) return code;
   const int64_t need = decode_workspace_bytes(launch->max_slots, launch->group, args.head_dim);
   if (int code = check_workspace(entry, args, need)) return code;

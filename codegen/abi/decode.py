@@ -187,7 +187,7 @@ DECODE = OperationAbi(
                 CType.I32,
                 "1: of all that the call reads, plan and page ids included, the kernel before it on the stream, and any that "
                 "may still run beside that one, writes q and the newest token's K and V at most, so the older pages may be "
-                "read while it runs. Windowed entries alone take it",
+                "read while it runs",
                 minimum=0,
                 maximum=1,
             ),
@@ -211,7 +211,7 @@ DECODE = OperationAbi(
         "want_lse",
         "want_status",
     ),
-    refusals=(*REFUSALS, "a workspace that is absent, workspace_bytes below what the plan needs, early other than 0"),
+    refusals=(*REFUSALS, "a workspace that is absent, workspace_bytes below what the plan needs"),
     companions=(PLAN_SIZE, PLAN),
 )
 

@@ -12,7 +12,8 @@ on the same numbers, none of which a compiler may contract. So a batch, which ha
 partials, and the bits are the same.
 
 Both are launched while the kernel before them on the stream still runs, and wait for it before they use what is in memory; the
-plan's first item and its page ids come near before that. The partial kernel lets the merge start after its own wait, so that
+plan's first item and its page ids come near before that. Where the caller says `early`, the partial kernel's loading warp fills
+the ring before it waits, but for a request's newest page. The partial kernel lets the merge start after its own wait, so that
 the merge may read the plan before it waits for the partials; the merge lets the next one start at once. What waits for the
 merge waits for all that came before it too, since the merge ends after its own wait.
 
@@ -52,7 +53,7 @@ PASS_CONFIGS = common.PASS_CONFIGS
 ITEM_WORDS = 8
 REQUEST, KV_HEAD, FIRST_PAGE, TILES, SLOT, LAST_LEN, HIDDEN, NEXT = range(8)
 CARRIED = -2  # as a slot: the partial is carried into the CTA's next item, the next run of the chain
-FIRST_SLOT, SPLITS = range(2)
+FIRST_SLOT, SPLITS, SEEN_FROM, SEEN_PAGES = range(4)  # what a row sees: so many pages, from that place in the page ids on
 CHAINED = 6  # partials of the request that the merge combines as a chain: CHAIN, or 1 where a CTA has done so
 REQUEST_WORDS = 8
 HEADER_BATCH = 1
@@ -93,6 +94,19 @@ def fetch_values(source, ring, full, empty, filled: T.Ref, stages, follows):
     T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
     fetch(source, ring[filled % stages, :, :], full, filled % stages, follows)
     filled = filled + 1
+
+
+@T.macro
+def ask_once(asked: T.Ref, due, waited: T.Ref, q, row, heads_from, columns, q_s, buffer, q_full):
+    """Once what an item needs of the kernel before this one is due, waits for that kernel, if nothing has yet, and asks for the
+    item's queries, if nothing has."""
+    if asked == 0 and due:
+        if waited == 0:
+            T.pdl_sync()
+            waited = 1
+        T.tma_copy(q[row, heads_from : heads_from + columns, :], q_s[buffer, :, :], barrier=q_full[buffer])
+        T.barrier_arrive(q_full[buffer])
+        asked = 1
 
 
 @T.macro
@@ -160,7 +174,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
     half = head_dim // 2
     q_rows, num_kv_heads, pool_tiles = T.dynamic("q_rows"), T.dynamic("num_kv_heads"), T.dynamic("pool_tiles")
     num_page_ids, max_slots = T.dynamic("num_page_ids"), T.dynamic("max_slots")
-    max_items, status_words = T.dynamic("max_items"), T.dynamic("status_words")
+    max_batch, max_items, status_words = T.dynamic("max_batch"), T.dynamic("max_items"), T.dynamic("status_words")
     heads = num_kv_heads * group
     minus_inf = -T.infinity(FP32)
     # (columns of Q, columns of the tile) whose products add up to the scores.
@@ -178,6 +192,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
         q: T.Tensor([q_rows, heads, head_dim], BF16),
         pool: T.Tensor([pool_tiles, page_size, num_kv_heads, width], BF16),
         page_ids: T.Tensor([num_page_ids], INT32),
+        plan_requests: T.Tensor([max_batch, REQUEST_WORDS], INT32),
         plan_items: T.Tensor([max_items, ITEM_WORDS], INT32),
         partial_out: T.Tensor([max_slots, group, head_dim], FP32),
         partial_sums: T.Tensor([max_slots, group, SUMS], FP32),
@@ -188,6 +203,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
         page_tiles: T.int32,
         layer_tile: T.int32,
         ctas: T.int32,
+        early: T.int32,
         want_status: T.int32,
     ):
         with T.Kernel(ctas, threads=WARPGROUP + WARP, prelude=common.NEAR) as cta:
@@ -206,14 +222,15 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
             slot = T.alloc_var(INT32)
             follows = T.alloc_var(INT32)
             mask = T.alloc_var(INT32)
-            if tx >= WARPGROUP:  # brings the first item and its page ids near; what it says counts after the wait
-                guess = T.alloc_var(INT32)
-                guess = common.glance(plan_items[cta, FIRST_PAGE])
-                guess = T.max(T.min(guess, num_page_ids), 0) + tx - WARPGROUP
+            guess = T.alloc_var(INT32)  # this lane's page id of the first item, by its place; the plan may not be believed yet
+            guess = -1
+            if tx >= WARPGROUP and early == 0:  # brings the first item and its page ids near; they count after the wait
+                guess = T.max(T.min(common.glance(plan_items[cta, FIRST_PAGE]), num_page_ids - 1), 0) + tx - WARPGROUP
                 if guess < num_page_ids:
                     common.prefetch_line(page_ids[guess])
-            T.pdl_sync()
-            T.pdl_trigger()
+            if tx < WARPGROUP or early == 0:
+                T.pdl_sync()
+                T.pdl_trigger()
             i = 0
             follows = 1
             if tx < WARPGROUP:
@@ -329,8 +346,16 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                 values_tile = T.alloc_var(INT32)  # of the page before
                 values_start = T.alloc_var(INT32)
                 ids = T.alloc_var(INT32)  # this lane's of the next 32 page ids
+                request = T.alloc_var(INT32)
+                newest = T.alloc_var(INT32)  # tile of the item that holds a token of the kernel before this one
+                waited = T.alloc_var(INT32)
+                asked = T.alloc_var(INT32)  # whether q has been asked for
                 filled = 0
                 item = cta
+                waited = 1 - early
+                ids = -1
+                if guess >= 0 and guess < num_page_ids:  # read together with the item, and right if it says the same place
+                    ids = page_ids[guess]
                 while follows != 0:
                     for v in T.vectorized(ITEM_WORDS // 2):
                         words[v] = plan_items[item, v]
@@ -345,21 +370,22 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                     older = T.max(T.min(words[HIDDEN], page_size), 0)
                     follows = T.if_then_else(T.And(words[NEXT] > item, words[NEXT] < max_items), 1, 0)  # so it ends
                     item = words[NEXT]
-                    ids = -1
-                    if first + lane >= 0 and first + lane < num_page_ids:
-                        ids = page_ids[first + lane]
+                    if first + lane != guess:
+                        ids = -1
+                        if first + lane >= 0 and first + lane < num_page_ids:
+                            ids = page_ids[first + lane]
+                    guess = -1
                     T.barrier_wait(q_empty[i % q_stages], ((i // q_stages) & 1) ^ 1)
                     if lane == 0:
                         handed[i % q_stages, 0] = tiles
                         handed[i % q_stages, 1] = slot
                         handed[i % q_stages, 2] = follows
                     T.sync_warp()
-                    T.tma_copy(
-                        q[row, kv_head * group : kv_head * group + columns, :],
-                        q_s[i % q_stages, :, :],
-                        barrier=q_full[i % q_stages],
-                    )
-                    T.barrier_arrive(q_full[i % q_stages])
+                    asked = 0
+                    newest = -1
+                    if waited == 0:
+                        request = T.max(T.min(words[REQUEST], max_batch - 1), 0)
+                        newest = plan_requests[request, SEEN_FROM] + plan_requests[request, SEEN_PAGES] - 1 - first
                     for t in T.serial(tiles):
                         if t > 0 and t % WARP == 0:
                             ids = -1
@@ -374,6 +400,10 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                             mask = page_size
                             if want_status != 0 and lane == 0:
                                 T.atomic_or(status[0], BAD_PAGE_ID)
+                        if waited == 0:
+                            # Past what the ring holds, a stage is free when q has met the keys in it.
+                            due = T.Or(filled + (0 if folded else T.min(t, 1)) >= stages, t == newest)
+                            ask_once(asked, due, waited, q, row, kv_head * group, columns, q_s, i % q_stages, q_full)
                         T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
                         if lane == 0:
                             hidden[filled % stages] = mask
@@ -386,6 +416,8 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                             follows,
                         )
                         filled = filled + 1
+                        # Behind the first page, which the item waits for longest.
+                        ask_once(asked, waited != 0, waited, q, row, kv_head * group, columns, q_s, i % q_stages, q_full)
                         if not folded:
                             if t > 0:
                                 fetch_values(
@@ -399,6 +431,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                                 )
                             values_tile = tile + 1
                             values_start = start
+                    ask_once(asked, True, waited, q, row, kv_head * group, columns, q_s, i % q_stages, q_full)
                     if not folded and tiles > 0:
                         fetch_values(
                             pool[values_tile, values_start : values_start + page_size, kv_head, :],

@@ -309,7 +309,6 @@ REFUSED: dict[str, Cases] = {
         "page_format of no instance": ({"page_format": 99}, UNSUPPORTED, "page_format is 99; compiled for 1, 2"),
         **below(0, "early"),
         **above(1, "early"),
-        "early without a window": ({"early": 1}, INVALID, "early is 1; windowed entries alone take it"),
     },
     "decode_plan_size": {
         **PLANNING,
@@ -516,6 +515,7 @@ ACCEPTED: dict[str, dict[str, Changes]] = {
         "a folded plan": {"page_format": FOLDED, "planned": {"page_format": FOLDED}},
         "the last folded layer": {"page_format": FOLDED, "layer_row": 1216, "planned": {"page_format": FOLDED}},
         "just enough workspace": {"workspace_bytes": WORKSPACE},
+        "early": {"early": 1},
         "the last row": {"q_rows": 2, "row_offset": 0},
         "row_offset at its greatest": {"q_rows": INT32_MAX, "row_offset": INT32_MAX - 2},
         "a smaller plan": {
@@ -695,7 +695,9 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
     # Parts of the plan at words 16 and 48; of the workspace behind 528 partials of 8 heads of 512 fp32 columns.
     assert arguments(first, partial) == {
         "ctas": 132,
+        "early": 0,
         "layer_tile": 2,
+        "max_batch": 4,
         "max_items": 132 + 528,
         "max_slots": 528,
         "num_page_ids": 5,
@@ -705,6 +707,7 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
         "partial_sums": 0x100000 + 528 * 8 * 512 * 4,
         "partial_out": 0x100000,
         "plan_items": 0x60000 + 48 * 4,
+        "plan_requests": 0x60000 + 16 * 4,
         "pool_tiles": 200,
         "row_offset": 3,
         "status": 0,
@@ -732,6 +735,15 @@ def test_a_decode_launches_its_partials_then_their_merge(real: Library, library:
     q, pool = maps[0x10000], maps[0x40000]
     assert (q.rank, q.dims[:3], q.strides[:2], q.box[:3]) == (3, [512, 32, 5], [1024, 32 * 1024], [64, 8, 1])
     assert (pool.rank, pool.dims[:4], pool.box[:4]) == (4, [512, 64, 4, 200], [64, 64, 1, 1])
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_decode_is_told_whether_it_may_load_early(early: int, real: Library, library: Path) -> None:
+    real.fake("error").value = 0
+    kernel = kernel_record(library, "global_decode_partial_g8_split")
+    real.expect(kernel, kernel_record(library, "global_decode_merge"))
+    assert real.call("global_decode", valid(real, "global_decode", {"early": early})) == (OK, "")
+    assert arguments(real.launches()[0], kernel)["early"] == early
 
 
 @pytest.mark.parametrize("early", [0, 1])

@@ -223,7 +223,9 @@ SCALARS = {
     "folded prefill": {param.name for param in PARAMS if (param.kind, param.dtype) == ("scalar", "int32")},
     "partial": {
         "ctas",
+        "early",
         "layer_tile",
+        "max_batch",
         "max_items",
         "max_slots",
         "num_page_ids",
@@ -279,7 +281,7 @@ SCALARS = {
 SCALARS["folded partial"] = SCALARS["partial"]
 POINTERS = {
     "folded prefill": {param.name for param in PARAMS if param.kind == "pointer"},
-    "partial": {"page_ids", "partial_sums", "partial_out", "plan_items", "status"},
+    "partial": {"page_ids", "partial_sums", "partial_out", "plan_items", "plan_requests", "status"},
     "merge": {"lse", "out", "partial_sums", "partial_out", "plan_header", "plan_requests"},
     "sliding prefill": {param.name for param in PARAMS if param.kind == "pointer"} | {"kv_origin"},
 }

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from bench.inputs import INT32_MIN, TILE, Batch, Geometry
-from bench.library import decode, prefill
+from bench.library import decode, decode_fields, entry, prefill
 from bench.outputs import Outputs, make_outputs
 from bench.plans import FIRST_SLOT, SPLITS, Limits, Plan, make_plan
 from bench.reference import (
@@ -242,6 +242,7 @@ def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decode
         batch.q,
         tiled_pool(batch),
         batch.page_ids[: batch.num_page_ids],
+        views.requests,
         views.items,
         partial_out,
         partial_sums,
@@ -252,6 +253,7 @@ def run_decode_twin(library: ModuleType, batch: Batch, limits: Limits) -> Decode
         shape.rows_per_page // TILE,
         shape.layer_row // TILE,
         limits.sm_count,  # ctas
+        0,  # early
         1,  # want_status
     )
     merge(
@@ -438,8 +440,7 @@ def check_decode(library: ModuleType, batch: Batch, limits: Limits, *, status: i
     assert_partials(decoded, expected)
     bits = decoded.outputs.status_bits()
     assert bits == status, f"status bits {bits:#x}, expected {status:#x}"
-    if batch.geometry.sliding:
-        assert decoded.same_bits(run_decode(library, batch, limits, early=True)), "loading early changes bits"
+    assert decoded.same_bits(run_decode(library, batch, limits, early=True)), "loading early changes bits"
     other = run_decode_twin(library, batch, limits)
     assert decoded.same_bits(other), "the library and its JIT twin differ in bits"
     assert other.outputs.status_bits() == status, "the JIT twin reports other status bits"
@@ -447,16 +448,38 @@ def check_decode(library: ModuleType, batch: Batch, limits: Limits, *, status: i
 
 
 def check_decodes_in_a_row(library: ModuleType, batch: Batch, limits: Limits) -> None:
-    """Two decodes, of which the second takes the first one's outputs for queries, and starts while that one runs: the same bits
-    as with the device idle in between. Several times, since a race need not show at once."""
+    """Two decodes, of which the second takes the first one's outputs for queries, and starts while that one runs, strict and
+    early: the same bits as with the device idle in between. Several times, since a race need not show at once."""
     first = run_decode(library, batch, limits)
     second = run_decode(library, dataclasses.replace(batch, q=first.outputs.out.clone()), limits)
     plan = make_plan(library, batch, limits)
-    for _ in range(8):
+    for early in (False, True) * 8:
         mine, theirs = make_outputs(batch), make_outputs(batch)
         torch.cuda.synchronize()
         decode(library, batch, plan, mine)
-        decode(library, dataclasses.replace(batch, q=mine.out), plan, theirs)
+        decode(library, dataclasses.replace(batch, q=mine.out), plan, theirs, early=early)
         torch.cuda.synchronize()
         assert mine.same_bits(first.outputs), "a decode differs from itself"
-        assert theirs.same_bits(second.outputs), "a decode did not wait for the one before it"
+        assert theirs.same_bits(second.outputs), f"a decode, early {early}, did not wait for the one before it"
+
+
+def check_newest_token_is_awaited(library: ModuleType, writer: Batch, reader: Batch) -> None:
+    """Two decodes of one request each. The first one's output row is the second one's newest row of keys, and that may load
+    early: the same bits as with the device idle in between. Several times, as above."""
+    shape, span = reader.geometry, reader.spans()[0]
+    keys = reader.pool[span.page_ids[-1] * shape.rows_per_page + shape.layer_row + span.last_page_len - 1]
+    assert writer.q_rows == 1 and keys.numel() == writer.q.numel()
+    written, plan, limits = make_outputs(writer), make_plan(library, writer, Limits(1)), Limits(1)
+    fields = decode_fields(writer, plan, written) | {"out": keys.data_ptr()}
+    write = entry(library, "decode", writer)
+    write(**fields)
+    expected = run_decode(library, reader, limits)
+    reading = make_plan(library, reader, limits)
+    for _ in range(8):
+        outputs = make_outputs(reader)
+        keys.fill_(float("nan"))
+        torch.cuda.synchronize()
+        write(**fields)
+        decode(library, reader, reading, outputs, early=True)
+        torch.cuda.synchronize()
+        assert outputs.same_bits(expected.outputs), "a decode read its newest token too early"

@@ -113,7 +113,7 @@ def sanitize_prefill(library: ModuleType) -> list[bool]:
 
 
 def sanitize_decode(library: ModuleType) -> list[bool]:
-    """Every instance of the decode's two kernels, with and without a page id outside the pool."""
+    """Every instance of the decode's two kernels, with and without a page id outside the pool; a bad one is met early."""
     results = []
     for group, page_format, (name, contexts), bad_page in itertools.product(GROUPS, FORMATS, DECODES.items(), (False, True)):
         shape = Geometry(2 * group, 2, layers=2, page_format=page_format)
@@ -123,7 +123,7 @@ def sanitize_decode(library: ModuleType) -> list[bool]:
             batch.page_ids[0] = batch.num_pages
         plan = device_plan(library, batch, Limits(len(contexts), max_slots=20, chunk_tokens=128, sm_count=FEW_CTAS))
         outputs = device_outputs(batch)
-        decode(library, on_device(batch), plan, outputs)
+        decode(library, on_device(batch), plan, outputs, early=bad_page)
         results.append(verdict(library, f"decode g{group} {page_format}, {name}, bad {bad_page}", batch, outputs, bad_page))
     return results
 

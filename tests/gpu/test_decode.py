@@ -31,6 +31,7 @@ from .harness import (
     assert_only_owned_rows,
     check_decode,
     check_decodes_in_a_row,
+    check_newest_token_is_awaited,
     geometry,
     run_decode,
     spoil_queries,
@@ -264,6 +265,14 @@ def several(group: int, page_format: str) -> Batch:
 def test_a_decode_waits_for_the_one_before_it(library: ModuleType, group: int, page_format: str) -> None:
     batch = RAGGED.batch(group, page_format)
     check_decodes_in_a_row(library, batch, RAGGED.limits(batch))
+
+
+@pytest.mark.parametrize(("page_format", "writers", "readers"), [("split", 2, 8), ("folded", 5, 16)])
+def test_an_early_decode_waits_for_its_newest_token(library: ModuleType, page_format: str, writers: int, readers: int) -> None:
+    """KV heads such that one's output row is as long as the other's row of the pool: 8 x 512, 20 x 512 = 16 x 640."""
+    writer = build(geometry(4, writers, page_format), [Request(1, 20_000)], device=DEVICE, seed=12, tail_rows=0)
+    reader = build(geometry(4, readers, page_format), [Request(1, 1000)], device=DEVICE, seed=13)
+    check_newest_token_is_awaited(library, writer, reader)
 
 
 @every_instance

@@ -33,6 +33,7 @@ from .harness import (
     assert_refused,
     check_decode,
     check_decodes_in_a_row,
+    check_newest_token_is_awaited,
     mark_values,
     run_decode,
     seen_columns,
@@ -311,6 +312,15 @@ def bits(decoded: Decoded, request: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_decode_waits_for_the_one_before_it(library: ModuleType, group: int) -> None:
     batch = RAGGED.batch(group)
     check_decodes_in_a_row(library, batch, RAGGED.limits(batch))
+
+
+def test_an_early_decode_waits_for_its_newest_token(library: ModuleType) -> None:
+    """Of 8 and 16 KV heads: one's output row is as long as the other's row of the pool."""
+    writer, reader = (
+        build(sliding_geometry(2, kv_heads), [released(1, 3000, 1023)], device=DEVICE, seed=12, tail_rows=0, window_left=1023)
+        for kv_heads in (8, 16)
+    )
+    check_newest_token_is_awaited(library, writer, reader)
 
 
 @every_group

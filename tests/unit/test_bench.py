@@ -28,7 +28,7 @@ def record(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_arms() -> None:
     assert arms.parse(arms.DEFAULT) == ("generated", "early", "incumbent")
     assert arms.parse("all") == tuple(arms.ARMS)
-    assert arms.serving(arms.parse("all"), "decode", "folded") == ("generated",)
+    assert arms.serving(arms.parse("all"), "decode", "folded") == ("generated", "early")
     assert arms.serving(("incumbent", "early", "generated"), "prefill", "split") == ("incumbent", "generated")
     assert arms.serving(("incumbent", "early", "generated"), "sliding decode", "split") == ("incumbent", "early", "generated")
 
