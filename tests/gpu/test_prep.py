@@ -12,10 +12,14 @@ import pytest
 import torch
 
 from bench import preps
+from bench.inputs import Geometry, Request, build, released
+from bench.library import decode
+from bench.outputs import make_outputs
+from bench.plans import Limits, make_plan
 from bench.preps import BF16_ULP, FILL, PAGE, Inputs, Prompt, Shape, expected, expected_pool, make, run
 
 from .conftest import unavailable
-from .harness import DEVICE
+from .harness import DEVICE, run_decode
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library")]
 
@@ -356,6 +360,31 @@ def test_against_transformers(library: ModuleType, gemma4: Any, shape: Shape) ->
         assert torch.equal(bits(inputs.pool) != FILL, written)
         rows = written[..., 0]
         assert_rounds_like(inputs.pool[rows], wanted[rows], ulps, share)
+
+
+@pytest.mark.parametrize("shape", [SPLIT, FOLDED, SLIDING], ids=str)
+def test_an_early_decode_waits_for_the_queries_of_a_prep(library: ModuleType, shape: Shape) -> None:
+    """The prep lets a decode start beside it: the same bits as with the device idle in between."""
+    inputs = prepared(library, inputs_of("decode", shape, seed=15), "decode")
+    requests, window = [Request(1, 700)] * len(TOKENS), None
+    if shape.kind == "sliding":
+        requests, window = [released(1, 700, 200)] * len(TOKENS), 200
+    geometry = Geometry(shape.q_heads, shape.kv_heads, head_dim=shape.head_dim, page_format=shape.page_format)
+    lead = inputs.lead_rows
+    tail = inputs.rows - lead - len(TOKENS)
+    batch = build(geometry, requests, device=DEVICE, seed=16, lead_rows=lead, tail_rows=tail, window_left=window)
+    batch = replace(batch, q=inputs.q_out)
+    limits = Limits(len(TOKENS))
+    expected = run_decode(library, batch, limits)
+    plan = make_plan(library, batch, limits)
+    for _ in range(8):
+        outputs = make_outputs(batch)
+        inputs.q_out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        run(library, inputs, "decode", torch.cuda.current_stream().cuda_stream)
+        decode(library, batch, plan, outputs, early=True)
+        torch.cuda.synchronize()
+        assert outputs.same_bits(expected.outputs), "a decode did not wait for the prep before it"
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
