@@ -17,6 +17,8 @@ COLOURS = {
     "generated, split": "#1f77b4",
     "generated, folded": "#0b3c5d",
     ARMS["early"].title: "#0b3c5d",
+    f"{ARMS['early'].title}, split": "#6baed6",
+    f"{ARMS['early'].title}, folded": "#4f6d8a",
     ARMS["incumbent"].title: "#d9822b",
     ARMS["flex"].title: "#8a8a8a",
     ARMS["fa4"].title: "#5a9e4b",
