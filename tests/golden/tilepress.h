@@ -7,6 +7,8 @@
  * in tilepress_last_error(). It refuses before any CUDA call, never throws, aborts or prints, allocates nothing and does not
  * synchronise: the work is on the stream when it returns, and may be captured in a CUDA graph. Any thread, any stream of the
  * current device. Pointers are to device memory unless a field says host. bf16 is two bytes, arrays are row-major and dense.
+ * A kernel that the caller launches behind an entry by programmatic dependent launch may start beside the entry's: it waits,
+ * by griddepcontrol.wait, before it uses what the entry reads or writes.
  */
 #ifndef TILEPRESS_H
 #define TILEPRESS_H
