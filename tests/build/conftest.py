@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from calls import HERE, Library
-from commands import NARROW_KERNELS, ROOT, Cli, Done, Narrow, environment, narrow_lists, narrow_table
+
+from .calls import HERE, Library
+from .commands import NARROW_KERNELS, ROOT, Cli, Done, Narrow, environment, narrow_lists, narrow_table
 
 
 @pytest.fixture(scope="session")

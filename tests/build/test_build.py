@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import NARROW_KERNELS, ROOT, Cli, Narrow, environment, narrow_lists, narrow_table
 from filelock import FileLock
 
 from codegen import errors
+
+from .commands import NARROW_KERNELS, ROOT, Cli, Narrow, environment, narrow_lists, narrow_table
 
 pytestmark = pytest.mark.build
 
@@ -141,7 +142,7 @@ def test_a_build_leaves_exactly_these_files(tier: str, request: pytest.FixtureRe
 
 PARTS = ("", "_plan_size", "_plan")  # of a routed entry
 # The manifest's entries, less their signature hashes.
-ENTRIES = [
+ENTRIES: list[dict[str, Any]] = [
     {
         "name": "tilepress_global_prefill",
         "struct": "tilepress_prefill_args",
@@ -649,7 +650,7 @@ def test_one_build_at_a_time_in_one_directory(run_cli: Cli, tmp_path: Path) -> N
 def test_the_help_lists_every_exit_code(run_cli: Cli) -> None:
     text = run_cli("--help").succeeded().stdout
     listed = dict(re.findall(r"^ +(\d)  (.+)$", text, re.MULTILINE))
-    classes = {errors.TilepressError, *errors.TilepressError.__subclasses__()}
+    classes: set[type[errors.TilepressError]] = {errors.TilepressError, *errors.TilepressError.__subclasses__()}
     assert {str(c.exit_code) for c in classes} | {"0", "2"} == listed.keys()
     assert len({c.exit_code for c in classes}) == len(classes) == 8
     for c in classes:

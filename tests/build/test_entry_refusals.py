@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import (
+
+from .calls import (
     CUDA,
     DEVICE,
     FOLDED,
@@ -142,7 +143,7 @@ def planned(library: Library, **changes: Any) -> int:
     """The address of a plan that the library's planner wrote."""
     args = build("decode_plan", **changes)
     assert library.call("decode_plan", args) == (OK, "")
-    return int(args.plan)  # type: ignore[attr-defined]
+    return int(args.plan)
 
 
 def build(entry: str, **changes: Any) -> ctypes.Structure:

@@ -49,7 +49,7 @@ def test_a_warning_would_be_an_error(tmp_path: Path) -> None:
     )
     source = tmp_path / "user.c"
     source.write_text('#include "tilepress.h"\n')
-    command = [find_cxx().path, *LANGUAGES["c"], *STRICT, "-c", source, "-o", tmp_path / "user.o"]
+    command = [str(find_cxx().path), *LANGUAGES["c"], *STRICT, "-c", str(source), "-o", str(tmp_path / "user.o")]
     assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
@@ -95,7 +95,7 @@ def test_layout_in_rust(rustc: str, stub_library: Path, tmp_path: Path) -> None:
         "fn size<A, T>(_: fn(&A) -> &T) -> usize {\n    size_of::<T>()\n}\n"
         f"fn main() {{\n{body}\n    assert!(tilepress_prefill_args::default().q.is_null());\n}}\n"
     )
-    command = [rustc, "--edition", "2021", tmp_path / "main.rs", "-o", tmp_path / "main"]
+    command = [str(rustc), "--edition", "2021", str(tmp_path / "main.rs"), "-o", str(tmp_path / "main")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -117,11 +117,11 @@ def test_the_launcher_compiles(cache: Path, tmp_path: Path) -> None:
     includes = (f"-I{tmp_path}", f"-I{GOLDEN}", f"-I{ROOT / 'csrc'}")
     output = tmp_path / "launcher.o"
     command = [
-        cuda.nvcc,
+        str(cuda.nvcc),
         "-std=c++20",
         "-gencode=arch=compute_90a,code=sm_90a",
         "-ccbin",
-        find_cxx().path,
+        str(find_cxx().path),
         "-Xcompiler=-Wall,-Werror",
     ]
     done = subprocess.run(

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from commands import INCUMBENT_UNITS, NARROW_KERNELS, Cli, Narrow, incumbent_rows, narrow_lists, narrow_table
 
 from codegen import abi, errors, flashinfer, symbols, table, toolchain
 from codegen.cache import default_root
+
+from .commands import INCUMBENT_UNITS, NARROW_KERNELS, Cli, Narrow, incumbent_rows, narrow_lists, narrow_table
 
 pytestmark = pytest.mark.build
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from calls import FOLDED, OK, SPLIT, UNSUPPORTED, Library
 
-from codegen.table import load
+from codegen.table import Layer, load
+
+from .calls import FOLDED, OK, SPLIT, UNSUPPORTED, Library
 
 pytestmark = pytest.mark.build
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = {model.name: model for model in load(ROOT / "families.toml").model}
 
 # Query and KV heads of a GPU, by hand: the size, its layer, and what each of 1, 2, 4 and 8 GPUs has where that divides both.
-SHARDS = {
+SHARDS: dict[tuple[str, Layer], list[tuple[int, int]]] = {
     ("gemma4-e2b", "global"): [(8, 1)],
     ("gemma4-e2b", "sliding"): [(8, 1)],
     ("gemma4-e4b", "global"): [(8, 2), (4, 1)],
@@ -46,7 +47,7 @@ def test_the_table_has_every_size_and_shard() -> None:
 
 @pytest.mark.parametrize(("name", "layer"), SHARDS)
 @pytest.mark.parametrize("tier", ["real", "stub"])
-def test_every_shard_is_served(name: str, layer: str, tier: str, request: pytest.FixtureRequest) -> None:
+def test_every_shard_is_served(name: str, layer: Layer, tier: str, request: pytest.FixtureRequest) -> None:
     library: Library = request.getfixturevalue(tier)
     # A folded pool keeps one row for K and V: only for global layers, and only where they are one projection.
     folded = layer == "global" and MODELS[name].k_eq_v
@@ -59,7 +60,7 @@ def test_every_shard_is_served(name: str, layer: str, tier: str, request: pytest
 
 
 @pytest.mark.parametrize("layer", ENTRIES)
-def test_no_layer_is_served_by_the_others_entries(layer: str, stub: Library) -> None:
+def test_no_layer_is_served_by_the_others_entries(layer: Layer, stub: Library) -> None:
     other = "sliding" if layer == "global" else "global"
     for entry in ENTRIES[other]:
         assert stub.c.call_supports(entry.encode(), 8, 1, HEAD_DIMS[layer], 64, SPLIT) == UNSUPPORTED

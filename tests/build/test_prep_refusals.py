@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from calls import CUDA, DEVICE, FOLDED, INVALID, OK, SPLIT, STRUCTS, STUB, UNSUPPORTED, Library
 
 from codegen import abi
 from codegen.abi import CType
 from codegen.abi.prep import BULK_BYTES
+
+from .calls import CUDA, DEVICE, FOLDED, INVALID, OK, SPLIT, STRUCTS, STUB, UNSUPPORTED, Library
 
 pytestmark = pytest.mark.build
 

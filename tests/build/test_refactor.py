@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import Cli
 
 from codegen import errors
+
+from .commands import Cli
 
 pytestmark = pytest.mark.build
 

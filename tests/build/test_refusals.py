@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import (
+
+from .calls import (
     CUDA,
     DEVICE,
     FOLDED,

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import CUDA, FOLDED, INT32_MAX, INVALID, OK, SPLIT, STRUCTS, STUB, STUB_MESSAGE, UNSUPPORTED, Library, host
-from commands import INCUMBENT_UNITS, Narrow
-from test_incumbent import PARAMS
+
+from .calls import CUDA, FOLDED, INT32_MAX, INVALID, OK, SPLIT, STRUCTS, STUB, STUB_MESSAGE, UNSUPPORTED, Library, host
+from .commands import INCUMBENT_UNITS, Narrow
+from .test_incumbent import PARAMS
 
 pytestmark = pytest.mark.build
 
@@ -189,7 +190,7 @@ def values(entry: str) -> dict[str, Any]:
 
 def build(entry: str, changes: Mapping[str, Any]) -> ctypes.Structure:
     struct = STRUCTS[entry]
-    args = struct(**(values(entry) | changes))
+    args = struct(**{**values(entry), **changes})
     args.struct_size = changes.get("struct_size", ctypes.sizeof(struct))
     return args
 
@@ -205,7 +206,7 @@ def plan(library: Library, family: str, **changes: Any) -> list[int]:
 def run_args(library: Library, family: str, planned: Mapping[str, Any], changes: Mapping[str, Any]) -> ctypes.Structure:
     """A run's arguments, with the plan that `planned` makes, in the run's mode unless it says another."""
     mode = changes.get("mode", INCUMBENT)
-    words = plan(library, family, **({"mode": mode} | planned))
+    words = plan(library, family, **{"mode": mode, **planned})
     return build(f"routed_{family}", {"plan_host": host(*words), **changes})
 
 

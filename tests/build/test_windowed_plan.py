@@ -10,7 +10,8 @@ import ctypes
 from collections.abc import Sequence
 
 import pytest
-from calls import INT32_MAX, INVALID, OK, SPLIT, STRUCTS, Library, host
+
+from .calls import INT32_MAX, INVALID, OK, SPLIT, STRUCTS, Library, host
 
 pytestmark = pytest.mark.build
 

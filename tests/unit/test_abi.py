@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from samples import GOLDEN, ROOT, table
 
 from codegen import abi
 from codegen.abi import CType, Entry, FamilyEntry, Field, Function, HandWritten, OperationAbi, Struct, fields
 from codegen.abi.decode import DECODE, PLAN, PLAN_SIZE
 from codegen.kernels import OPERATIONS
 from codegen.table import load
+
+from .samples import GOLDEN, ROOT, table
 
 # Every argument struct of the committed table.
 STRUCTS = abi.structs(load(ROOT / "families.toml"))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from samples import ROOT
 
 from bench import arms, plot, tables
 from bench.__main__ import main
+
+from .samples import ROOT
 
 RESULTS = ROOT / "bench" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"

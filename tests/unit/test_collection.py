@@ -5,7 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatch
 
 import pytest
-from samples import ROOT
+
+from .samples import ROOT
 
 
 def test_no_directory_of_tests_is_left_out(request: pytest.FixtureRequest) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from samples import ROOT
 
 from codegen import compiling
 from codegen.cache import Store
 from codegen.compiler_launcher import Compile, included, parse, run
+
+from .samples import ROOT
 
 # Writes "object of SOURCE with FLAGS" to what follows -o, a line to each of stdout and stderr, and a mark per call.
 COMPILER = """#!/bin/sh
@@ -301,7 +302,7 @@ def test_a_link_passes_through(tmp_path: Path) -> None:
 
 def test_what_a_compile_is_made_of() -> None:
     command = "/usr/bin/c++ -DX=1 -I/a -I /b -isystem /c -O2 -MD -MT a.o -MF a.d -o out/a.o -c src/a.cpp"
-    flags = ("/usr/bin/c++", "-DX=1", "-O2", "-MD", "-c")
+    flags: tuple[str, ...] = ("/usr/bin/c++", "-DX=1", "-O2", "-MD", "-c")
     assert parse(command.split(" ")) == Compile(Path("src/a.cpp"), Path("out/a.o"), flags)
     command = "nvcc -forward-unknown-to-host-compiler -isystem=/c --use_fast_math -x cu -c k.cu -o k.o"
     flags = ("nvcc", "-forward-unknown-to-host-compiler", "--use_fast_math", "-x", "cu", "-c")

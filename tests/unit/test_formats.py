@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from samples import ROOT
-
 from codegen import abi, rendering
 from codegen.formats import FORMATS, ROTATED
 from codegen.kernels import OPERATIONS
+
+from .samples import ROOT
 
 PAGE = 64
 

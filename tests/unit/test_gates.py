@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
-from samples import ARCH, Q_MAP, SOURCE, subject
 
 from codegen import gates
 from codegen.errors import GateError
 from codegen.gates import Failure, Resources, Subject
 from codegen.lowered import Param
+
+from .samples import ARCH, Q_MAP, SOURCE, subject
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,23 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", reason="no transformers; the releases with Gemma 4 need Python 3.11")
 
-from hf_standin import StandIn, StandInPreps  # noqa: E402
+import torch  # noqa: E402
 
+from codegen.modes import VARIABLE  # noqa: E402
 from examples.hf import __main__ as command  # noqa: E402
 from examples.hf import backend, models, modes, oracle  # noqa: E402
-from examples.hf.kernels import Unsupported  # noqa: E402
+from examples.hf.kernels import Preps, Unsupported  # noqa: E402
 from examples.hf.modes import Mode  # noqa: E402
 from examples.hf.pool import PAGE, PoolExhausted  # noqa: E402
+
+from .hf_standin import StandIn, StandInPreps  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_steps")
 
@@ -76,7 +79,7 @@ def reference(few_steps: None, model: Any, text: torch.Tensor) -> tuple[oracle.W
 def session_of(model: Any, mode: Mode, *, fault: str = "", preps: bool = False, tokens: int = 400) -> backend.Session:
     heads, _ = backend.layout(model, mode)
     pages = backend.pages_for(heads, tokens, CHUNK)
-    return backend.Session(model, mode, StandIn(fault), pages=pages, preps=StandInPreps() if preps else None)
+    return backend.Session(model, mode, StandIn(fault), pages=pages, preps=cast(Preps, StandInPreps()) if preps else None)
 
 
 def served(model: Any, mode: Mode, **options: Any) -> Callable[[torch.Tensor, torch.Tensor], oracle.Walk]:
@@ -276,7 +279,7 @@ def test_the_command_says_in_a_line_what_it_cannot_serve(
 ) -> None:
     monkeypatch.setattr(command, "load", lambda: ModuleType("tilepress"))
     monkeypatch.setattr(command, "device", lambda: CPU)
-    monkeypatch.delenv(modes.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     transformers.Gemma2Config().save_pretrained(tmp_path)
     for name in ("walk", "oracle"):
         assert command.main([name, "--checkpoint", str(tmp_path)]) == 2
@@ -297,7 +300,7 @@ def test_the_model_alone_says_how_to_call_it(model: Any, text: torch.Tensor) -> 
     ("value", "mode"), [(None, "INCUMBENT"), ("off", "INCUMBENT"), ("tilelang", "TILELANG"), ("tilelang640", "TILELANG640")]
 )
 def test_the_knob(value: str | None, mode: str) -> None:
-    environment = {} if value is None else {modes.VARIABLE: value}
+    environment = {} if value is None else {VARIABLE: value}
     assert modes.from_environment(environment) is Mode[mode]
 
 

@@ -14,13 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from samples import ROOT, lowered
 
 from codegen import lowering, tilelang_python
 from codegen.errors import LoweringError
 from codegen.lowered import Request
 from codegen.lowering import c_expression, check_version, nvcc_flags
 from codegen.tilelang_python import LOWERED, TileLang, Worker
+
+from .samples import ROOT, lowered
 
 REQUEST = Request("sample", "prefill", "", 512, 64, 8, "split", "sm_90a", "0.0.0")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
-from samples import ARCH, DECODE_FAMILY, GOLDEN, context, entry, lowered, table
 
 from codegen import abi, rendering
 from codegen.abi import CType, Field, Memory
@@ -17,6 +16,8 @@ from codegen.abi.prefill import PREFILL
 from codegen.errors import OutputError
 from codegen.lowered import Param
 from codegen.rendering import FileWriter, Unit
+
+from .samples import ARCH, DECODE_FAMILY, GOLDEN, context, entry, lowered, table
 
 # Golden files: also compiled, in tests/build/test_golden.py.
 

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-from samples import DECODE_FAMILY, FAMILY, ROOT, raw, table
 
 from codegen import abi, rendering
 from codegen.abi.decode import DECODE, PLAN, PLAN_SIZE
@@ -16,6 +15,8 @@ from codegen.errors import TableError
 from codegen.formats import FORMATS
 from codegen.modes import MODES, VARIABLE
 from codegen.table import Table, load, parse
+
+from .samples import DECODE_FAMILY, FAMILY, ROOT, raw, table
 
 COMMITTED = load(ROOT / "families.toml")
 WITHOUT = COMMITTED.select((), ("incumbent",))

@@ -9,14 +9,16 @@ from typing import cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from hf_standin import StandIn, StandInPreps  # noqa: E402
+import torch
 
-from bench import step  # noqa: E402
-from examples.hf.kernels import Band, Preps  # noqa: E402
-from examples.hf.modes import Mode  # noqa: E402
-from examples.hf.pool import Heads  # noqa: E402
+from bench import report, step
+from examples.hf.kernels import Band, Preps
+from examples.hf.modes import Mode
+from examples.hf.pool import Heads
+
+from .hf_standin import StandIn, StandInPreps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +59,7 @@ def model_of(weights: step.Weights, mode: Mode) -> step.Model:
     return step.Model(small(mode), weights, mode, library, StandIn(), cast(Preps, StandInPreps()))
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def test_the_modes_compute_the_same(weights: step.Weights) -> None:
     """Stacked or not, split or folded: a prompt in chunks over the ring of sliding pages, against one pass over all of it."""
     tokens = torch.randint(128, (PROMPT,), generator=torch.Generator().manual_seed(2))
@@ -110,7 +112,7 @@ def test_a_run_that_is_cut_off_keeps_the_modes_that_were_done(
         ("load", SimpleNamespace),
     ):
         monkeypatch.setattr(step, name, value)
-    monkeypatch.setattr(step.report, "environment", lambda *_: {"commit": "abc"})
+    monkeypatch.setattr(report, "environment", lambda *_: {"commit": "abc"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     out = tmp_path / "results" / "step.json"
     with pytest.raises(KeyboardInterrupt):

@@ -6,12 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from samples import ROOT, table
 
 from codegen import symbols
 from codegen.errors import SymbolError
 from codegen.symbols import Built, update, verify
 from codegen.toolchain import find_cxx
+
+from .samples import ROOT, table
 
 ONE = table({"name": "a_prefill"})
 TWO = table({"name": "a_prefill"}, {"name": "b_prefill"})

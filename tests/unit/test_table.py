@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import COMMITTED, DECODE_FAMILY, DELETED, FAMILY, ROOT, raw
 
 from codegen import table
 from codegen.errors import TableError
 from codegen.table import Table
+
+from .samples import COMMITTED, DECODE_FAMILY, DELETED, FAMILY, ROOT, raw
 
 
 def refusal(raw_table: dict[str, Any]) -> str:
@@ -133,7 +134,7 @@ def test_arch_is_an_h200(committed: Table) -> None:
 
 def test_a_table_is_frozen(committed: Table) -> None:
     with pytest.raises(ValueError, match="frozen"):
-        committed.family[0].head_dim = 256  # type: ignore[misc]
+        committed.family[0].head_dim = 256
 
 
 # One edited value per case, and all that the message must hold: file, row, field, what is wrong, what is allowed.

@@ -1,0 +1,1 @@
+"""Tests that compile and link: real toolchains, stub libraries, no GPU."""
