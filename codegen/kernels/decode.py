@@ -37,6 +37,7 @@ that a window has left behind, or all 64 for a page id outside the pool, whose b
 Folded rows are [K_rot 128 | V 512]; the score operand is V with columns [0, 64) and [256, 320) taken from K_rot.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import tilelang.language as T
@@ -77,6 +78,16 @@ def build(request: Request) -> Any:
     return kernel.with_attr("global_symbol", request.name)
 
 
+@dataclass(frozen=True)
+class Ring:
+    """Stages of tiles, [stages, 64, row width], and the barriers that say that one is full, and empty again."""
+
+    tiles: Any
+    full: Any
+    empty: Any
+    stages: int
+
+
 @T.macro
 def fetch(source, target, full, stage, follows):
     """A tile into its stage. A CTA's last item, often its only one, leaves the L2 cache to others. Where more follow, that
@@ -89,10 +100,16 @@ def fetch(source, target, full, stage, follows):
 
 
 @T.macro
-def fetch_values(source, ring, full, empty, filled: T.Ref, stages, follows):
+def fetch_values(pool, tile, start, kv_head, page_size, ring, filled: T.Ref, follows):
     """As soon as the next stage is free."""
-    T.barrier_wait(empty[filled % stages], ((filled // stages) & 1) ^ 1)
-    fetch(source, ring[filled % stages, :, :], full, filled % stages, follows)
+    T.barrier_wait(ring.empty[filled % ring.stages], ((filled // ring.stages) & 1) ^ 1)
+    fetch(
+        pool[tile, start : start + page_size, kv_head, :],
+        ring.tiles[filled % ring.stages, :, :],
+        ring.full,
+        filled % ring.stages,
+        follows,
+    )
     filled = filled + 1
 
 
@@ -151,15 +168,15 @@ def add_values(values, p, o):
 
 
 @T.macro
-def take_values(ring, full, empty, used: T.Ref, stages, p_s, buffer, o):
+def take_values(ring, used: T.Ref, p_s, buffer, o):
     """The product with a tile of V, as soon as it is there."""
     stage = T.alloc_var(INT32)
     weights = T.alloc_var(INT32)
-    stage = common.uniform(used % stages)
+    stage = common.uniform(used % ring.stages)
     weights = common.uniform(buffer)
-    T.barrier_wait(full[stage], (used // stages) & 1)
-    add_values(ring[stage, :, :], p_s[weights, :, :], o)
-    T.barrier_arrive(empty[stage])
+    T.barrier_wait(ring.full[stage], (used // ring.stages) & 1)
+    add_values(ring.tiles[stage, :, :], p_s[weights, :, :], o)
+    T.barrier_arrive(ring.empty[stage])
     used = used + 1
 
 
@@ -214,6 +231,7 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
             handed = T.alloc_shared([q_stages, HANDED_WORDS], INT32)
             full = T.alloc_barrier(arrive_count=[WARP] * stages)
             empty = T.alloc_barrier(arrive_count=[WARPGROUP] * stages)
+            ring_parts = Ring(ring, full, empty, stages)
             q_full = T.alloc_barrier(arrive_count=[WARP] * q_stages)
             q_empty = T.alloc_barrier(arrive_count=[WARPGROUP] * q_stages)
             tx = T.get_thread_binding()
@@ -289,13 +307,13 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                             weigh(s, mask, m, m_new, alpha, sums, p_s, t % 2, scale, page_size, columns)
                             T.sync_threads(3, WARPGROUP)
                             if t > 0:
-                                take_values(ring, full, empty, used, stages, p_s, (t - 1) % 2, o)
+                                take_values(ring_parts, used, p_s, (t - 1) % 2, o)
                             for d, b in T.Parallel(head_dim, columns):
                                 o[d, b] *= alpha[b]
                     T.barrier_arrive(q_empty[buffer])
                     T.reduce_sum(sums, total, dim=0, clear=True)
                     if not folded and tiles > 0:
-                        take_values(ring, full, empty, used, stages, p_s, (tiles - 1) % 2, o)
+                        take_values(ring_parts, used, p_s, (tiles - 1) % 2, o)
                     for b in T.Parallel(columns):
                         m[b] *= scale
                     if carried != 0 or slot == CARRIED:
@@ -420,28 +438,12 @@ def partial(head_dim: int, page_size: int, group: int, page_format: str) -> Any:
                         ask_once(asked, waited != 0, waited, q, row, kv_head * group, columns, q_s, i % q_stages, q_full)
                         if not folded:
                             if t > 0:
-                                fetch_values(
-                                    pool[values_tile, values_start : values_start + page_size, kv_head, :],
-                                    ring,
-                                    full,
-                                    empty,
-                                    filled,
-                                    stages,
-                                    follows,
-                                )
+                                fetch_values(pool, values_tile, values_start, kv_head, page_size, ring_parts, filled, follows)
                             values_tile = tile + 1
                             values_start = start
                     ask_once(asked, True, waited, q, row, kv_head * group, columns, q_s, i % q_stages, q_full)
                     if not folded and tiles > 0:
-                        fetch_values(
-                            pool[values_tile, values_start : values_start + page_size, kv_head, :],
-                            ring,
-                            full,
-                            empty,
-                            filled,
-                            stages,
-                            follows,
-                        )
+                        fetch_values(pool, values_tile, values_start, kv_head, page_size, ring_parts, filled, follows)
                     i = i + 1
 
     return kernel
