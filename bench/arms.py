@@ -19,6 +19,10 @@ class Arm:
     optional: bool = False
     only: tuple[str, ...] = ()
 
+    def serves(self, case: str, page_format: str) -> bool:
+        """Whether it reads pages of this format and is there for this case."""
+        return page_format in self.formats and (not self.only or case in self.only)
+
 
 ARMS: Mapping[str, Arm] = MappingProxyType(
     {
@@ -59,5 +63,4 @@ def parse(text: str) -> tuple[str, ...]:
 
 def serving(arms: tuple[str, ...], case: str, page_format: str) -> tuple[str, ...]:
     """Those that read pages of this format and are there for this case: prefill, decode, sliding prefill or sliding decode."""
-    own = [(ARMS[name], name) for name in arms if page_format in ARMS[name].formats]
-    return tuple(name for arm, name in own if not arm.only or case in arm.only)
+    return tuple(name for name in arms if ARMS[name].serves(case, page_format))
