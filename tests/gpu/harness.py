@@ -465,21 +465,30 @@ def check_decodes_in_a_row(library: ModuleType, batch: Batch, limits: Limits) ->
 
 def check_newest_token_is_awaited(library: ModuleType, writer: Batch, reader: Batch) -> None:
     """Two decodes of one request each. The first one's output row is the second one's newest row of keys, and that may load
-    early: the same bits as with the device idle in between. Several times, as above."""
+    early."""
     shape, span = reader.geometry, reader.spans()[0]
     keys = reader.pool[span.page_ids[-1] * shape.rows_per_page + shape.layer_row + span.last_page_len - 1]
     assert writer.q_rows == 1 and keys.numel() == writer.q.numel()
-    written, plan, limits = make_outputs(writer), make_plan(library, writer, Limits(1)), Limits(1)
-    fields = decode_fields(writer, plan, written) | {"out": keys.data_ptr()}
+    limits = Limits(1)
+    plan, unused = make_plan(library, writer, limits), make_outputs(writer)  # alive while their addresses are in use
+    fields = decode_fields(writer, plan, unused) | {"out": keys.data_ptr()}
     write = entry(library, "decode", writer)
-    write(**fields)
-    expected = run_decode(library, reader, limits)
-    reading = make_plan(library, reader, limits)
+    check_early_decode_waits(library, reader, limits, keys, lambda: write(**fields))
+
+
+def check_early_decode_waits(
+    library: ModuleType, batch: Batch, limits: Limits, written: torch.Tensor, write: Callable[[], object]
+) -> None:
+    """A decode that may load early, behind `write`, which launches a kernel that writes `written`, something that the decode
+    reads: the same bits as with the device idle in between. Several times, as above."""
+    write()
+    expected = run_decode(library, batch, limits)
+    plan = make_plan(library, batch, limits)
     for _ in range(8):
-        outputs = make_outputs(reader)
-        keys.fill_(float("nan"))
+        outputs = make_outputs(batch)
+        written.fill_(float("nan"))
         torch.cuda.synchronize()
-        write(**fields)
-        decode(library, reader, reading, outputs, early=True)
+        write()
+        decode(library, batch, plan, outputs, early=True)
         torch.cuda.synchronize()
-        assert outputs.same_bits(expected.outputs), "a decode read its newest token too early"
+        assert outputs.same_bits(expected.outputs), "a decode read too early what the kernel before it writes"

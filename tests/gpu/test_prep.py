@@ -13,13 +13,11 @@ import torch
 
 from bench import preps
 from bench.inputs import Geometry, Request, build, released
-from bench.library import decode
-from bench.outputs import make_outputs
-from bench.plans import Limits, make_plan
+from bench.plans import Limits
 from bench.preps import BF16_ULP, FILL, PAGE, Inputs, Prompt, Shape, expected, expected_pool, make, run
 
 from .conftest import unavailable
-from .harness import DEVICE, run_decode
+from .harness import DEVICE, check_early_decode_waits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("library")]
 
@@ -365,7 +363,7 @@ def test_against_transformers(library: ModuleType, gemma4: Any, shape: Shape) ->
 @pytest.mark.parametrize("shape", [SPLIT, FOLDED, SLIDING], ids=str)
 def test_an_early_decode_waits_for_the_queries_of_a_prep(library: ModuleType, shape: Shape) -> None:
     """The prep lets a decode start beside it: the same bits as with the device idle in between."""
-    inputs = prepared(library, inputs_of("decode", shape, seed=15), "decode")
+    inputs = inputs_of("decode", shape, seed=15)
     requests, window = [Request(1, 700)] * len(TOKENS), None
     if shape.kind == "sliding":
         requests, window = [released(1, 700, 200)] * len(TOKENS), 200
@@ -374,17 +372,8 @@ def test_an_early_decode_waits_for_the_queries_of_a_prep(library: ModuleType, sh
     tail = inputs.rows - lead - len(TOKENS)
     batch = build(geometry, requests, device=DEVICE, seed=16, lead_rows=lead, tail_rows=tail, window_left=window)
     batch = replace(batch, q=inputs.q_out)
-    limits = Limits(len(TOKENS))
-    expected = run_decode(library, batch, limits)
-    plan = make_plan(library, batch, limits)
-    for _ in range(8):
-        outputs = make_outputs(batch)
-        inputs.q_out.fill_(float("nan"))
-        torch.cuda.synchronize()
-        run(library, inputs, "decode", torch.cuda.current_stream().cuda_stream)
-        decode(library, batch, plan, outputs, early=True)
-        torch.cuda.synchronize()
-        assert outputs.same_bits(expected.outputs), "a decode did not wait for the prep before it"
+    stream = torch.cuda.current_stream().cuda_stream
+    check_early_decode_waits(library, batch, Limits(len(TOKENS)), inputs.q_out, lambda: run(library, inputs, "decode", stream))
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
